@@ -1,0 +1,342 @@
+"""A node: settings in, parts wired and started, stopped in reverse. No logic.
+
+The order of starting is the point. The data directory is locked and recovered, the port is bound
+but refuses connections, the broker registers itself under that port, and only when its own image
+shows the registration does it listen: no Metadata answer ever has zero brokers.
+"""
+
+import asyncio
+import importlib
+import logging
+import random
+import socket
+import uuid
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, Final, NamedTuple, Self
+
+import msgspec
+
+from chronik.clock import Clock, SystemClock
+from chronik.config.effective import BrokerConfig
+from chronik.config.settings import Settings, parse_address
+from chronik.metadata.commands import RegisterBroker
+from chronik.metadata.image import Image, id_text
+from chronik.metadata.journal import Journal, UnusableMetadata
+from chronik.metadata.runtime import MetadataRuntime
+from chronik.metrics import Metrics
+from chronik.replication.maintenance import Maintenance
+from chronik.replication.replicas import Replicas
+from chronik.server.context import Node, broker_config
+from chronik.server.dispatch import dispatcher
+from chronik.server.fetch_sessions import FetchSessions
+from chronik.server.listener import Listener
+from chronik.server.producer_ids import ProducerIds
+from chronik.storage.commit import GroupCommit
+from chronik.storage.disk import Disk, FileDisk
+from chronik.storage.errors import StorageError
+from chronik.storage.log import Log
+
+logger = logging.getLogger(__name__)
+
+DATA_FORMAT: Final = 1
+FLUSH_INTERVAL_MS: Final = 1_000  # with durability=replicated: what a power failure may cost
+LAG_SAMPLE_S: Final = 0.1
+
+
+class StartFailed(Exception):
+    """The node cannot start; the message is one line for the person who started it."""
+
+
+class Addresses(NamedTuple):
+    """Where a node is reached."""
+
+    kafka: tuple[str, int]
+    http: tuple[str, int] | None
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose data directory this is: the content of node.json."""
+
+    format: int
+    cluster_id: str
+    node_id: int
+    directory_id: str
+
+
+class Broker:
+    """One node in this process. Use it as an async context manager."""
+
+    def __init__(
+        self, settings: Settings, *, disk: Disk | None = None, clock: Clock | None = None
+    ) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self._disk = disk or FileDisk()
+        self._clock = clock or SystemClock()
+        self._stack = AsyncExitStack()
+        self._incarnation_id = id_text(uuid.uuid4().bytes)
+        self.addresses: Addresses
+        self.metadata: MetadataRuntime
+        self.replicas: Replicas
+        self.node: Node
+        self.listener: Listener
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except (StorageError, UnusableMetadata, OSError) as error:
+            await self._stack.aclose()
+            raise StartFailed(str(error)) from error
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+        logger.info("stopped", extra={"node_id": self.settings.node_id})
+
+    async def _start(self) -> None:
+        disk, data_dir = self._disk, self.settings.data_dir.rstrip("/") or "/"
+        self._stack.callback(disk.close)
+        for path in disk.make_directory(data_dir):
+            disk.sync_directory(path)
+        disk.lock(f"{data_dir}/lock")
+        identity = self._identify(data_dir)
+        self._start_metadata(data_dir)
+        self._start_replicas(data_dir)
+        self.node = self._node(identity, data_dir)
+        server = await self._bind()
+        self._stack.push_async_callback(self.listener.close)
+        await self._register(identity, server)
+        await self.listener.serve()
+        await self._start_background()
+
+    def _identify(self, data_dir: str) -> Identity:
+        """Read whose directory this is, or claim it."""
+        path = f"{data_dir}/node.json"
+        if not self._disk.exists(path):
+            identity = Identity(
+                format=DATA_FORMAT,
+                cluster_id=id_text(uuid.uuid4().bytes),
+                node_id=self.settings.node_id,
+                directory_id=id_text(uuid.uuid4().bytes),
+            )
+            self._disk.write_durably(path, msgspec.json.encode(identity))
+            return identity
+        try:
+            data = bytes(self._disk.pread(path, self._disk.size(path), 0))
+            identity = msgspec.json.decode(data, type=Identity)
+        except msgspec.MsgspecError as error:
+            raise StartFailed(f"{path} cannot be read: {error}") from None
+        if identity.format != DATA_FORMAT:
+            raise StartFailed(f"{path}: data format {identity.format}; this is {DATA_FORMAT}")
+        if identity.node_id != self.settings.node_id:
+            raise StartFailed(
+                f"{data_dir} belongs to node {identity.node_id}; give --node-id "
+                f"{identity.node_id} or another --data-dir"
+            )
+        return identity
+
+    def _start_metadata(self, data_dir: str) -> None:
+        self._commit = GroupCommit(self._disk, self._on_durable, self._on_failed)
+        journal = Journal(self._disk, f"{data_dir}/__chronik_metadata", self._clock.wall_ms)
+        self._metadata_log = journal.log
+        self.metadata = MetadataRuntime(journal, self._commit, self.settings.node_id)
+        self.metadata.broker_config = self._broker_config_in
+        self.metadata.start()
+        self._stack.push_async_callback(self._stop_storage)
+
+    def _start_replicas(self, data_dir: str) -> None:
+        commit = self._commit
+        if self.settings.durability == "replicated":
+            commit = GroupCommit(self._disk, self._on_durable, self._on_failed, FLUSH_INTERVAL_MS)
+        self._partition_commit = commit
+        self.replicas = Replicas(
+            disk=self._disk,
+            data_dir=data_dir,
+            durability=self.settings.durability,
+            commit=commit,
+            clock=self._clock,
+            broker_config=self.broker_config,
+        )
+        self.replicas.start(self.metadata.image)
+        self.metadata.subscribe(self.replicas.on_image)
+
+    def _node(self, identity: Identity, data_dir: str) -> Node:
+        node_id = self.settings.node_id
+        metadata = self.metadata
+        return Node(
+            node_id=node_id,
+            cluster_id=identity.cluster_id,
+            settings=self.settings,
+            data_dir=data_dir,
+            metadata=metadata,
+            replicas=self.replicas,
+            fetch_sessions=FetchSessions(
+                self.broker_config().integer("max.incremental.fetch.session.cache.slots"),
+                lambda: random.randrange(1, 2**31 - 1),
+                self._clock.monotonic,
+            ),
+            producer_ids=ProducerIds(
+                metadata, node_id, lambda: metadata.image.brokers[node_id].epoch
+            ),
+            disk=self._disk,
+            clock=self._clock,
+            metrics=self.metrics,
+            broker_config=self.broker_config,
+            fetch_bytes_left=lambda: self.listener.response_bytes_left(),
+        )
+
+    async def _bind(self) -> tuple[str, int]:
+        config = self.broker_config()
+        self.listener = Listener(
+            dispatch=dispatcher(self.node),
+            metrics=self.metrics,
+            request_bytes_max=config.integer("socket.request.max.bytes"),
+            queued_bytes_max=config.integer("queued.max.request.bytes"),
+            connections_max=lambda: self.broker_config().integer("max.connections"),
+            idle_timeout_ms=lambda: self.broker_config().integer("connections.max.idle.ms"),
+        )
+        host, port = self.settings.host, self.settings.port
+        try:
+            return await self.listener.bind(host, port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise StartFailed(f"cannot listen on {host}:{port} (--port): {reason}") from None
+
+    async def _register(self, identity: Identity, bound: tuple[str, int]) -> None:
+        host, port = self._advertised(bound)
+        command = RegisterBroker(
+            node_id=self.settings.node_id,
+            incarnation_id=self._incarnation_id,
+            directory_id=identity.directory_id,
+            host=host,
+            port=port,
+            rack=self.settings.rack,
+        )
+        epoch = await self.metadata.submit(command)
+        logger.info(
+            "registered",
+            extra={
+                "node_id": self.settings.node_id,
+                "term": self.metadata.term,
+                "index": epoch,
+                "address": f"{host}:{port}",
+            },
+        )
+        self.addresses = Addresses(kafka=(bound[0], bound[1]), http=None)
+
+    def _advertised(self, bound: tuple[str, int]) -> tuple[str, int]:
+        if self.settings.advertise is not None:
+            return parse_address(self.settings.advertise)
+        host = self.settings.host
+        if host in ("0.0.0.0", "::", ""):
+            host = _host_name()
+        elif host == "localhost":
+            host = bound[0]  # One address family: a client must not try the other first.
+        return host, bound[1]
+
+    async def _start_background(self) -> None:
+        tasks = await self._stack.enter_async_context(_Tasks())
+        maintenance = Maintenance(self.replicas, self._disk, self._clock, self.broker_config)
+        tasks.start(maintenance.retention(), "retention")
+        tasks.start(maintenance.checkpoints(), "checkpoints")
+        tasks.start(maintenance.producer_expiry(), "producer-expiry")
+        tasks.start(self._sample_lag(), "loop-lag")
+        if self.settings.http_port >= 0:
+            await self._start_http()
+
+    async def _start_http(self) -> None:
+        # Imported off the loop, after clients can connect: it costs a quarter of a second.
+        module = await self._disk.run(lambda: importlib.import_module("chronik.dashboard.server"))
+        host, port = self.settings.host, self.settings.http_port
+        server = module.DashboardServer(self)
+        try:
+            http = await server.open(host, port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise StartFailed(
+                f"cannot listen on {host}:{port} (--http-port): {reason}; -1 turns it off"
+            ) from None
+        self._stack.push_async_callback(server.close)
+        self.addresses = self.addresses._replace(http=http)
+
+    async def _sample_lag(self) -> None:
+        """How late the loop runs what is due: the wait of anybody who asks it something."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_SAMPLE_S
+            await asyncio.sleep(LAG_SAMPLE_S)
+            self.metrics.loop_lag.observe(max(loop.time() - due, 0.0))
+
+    async def _stop_storage(self) -> None:
+        await self._commit.drain()
+        await self._partition_commit.drain()
+        await self.replicas.close()
+        self.metadata.close()
+
+    # Wiring.
+
+    def broker_config(self) -> BrokerConfig:
+        """This broker's settings as they are now."""
+        return broker_config(self.settings, self.metadata.image, self.settings.node_id)
+
+    def _broker_config_in(self, image: Image) -> BrokerConfig:
+        return broker_config(self.settings, image, self.settings.node_id)
+
+    def _on_durable(self, log: Log) -> None:
+        if log is self._metadata_log:
+            self.metadata.on_durable()
+        else:
+            self.replicas.on_durable(log)
+
+    def _on_failed(self, log: Log, error: Exception) -> None:
+        if log is self._metadata_log:
+            self.metadata.on_failed(error)
+        else:
+            self.replicas.on_failed(log, error)
+
+
+class _Tasks:
+    """Background tasks that end with the block that owns them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        self._tasks.add(task)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("task failed", exc_info=task.exception(), extra={"task": task.get_name()})
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _host_name() -> str:
+    """This machine's name if it resolves, since a client must reach what we advertise."""
+    name = socket.gethostname()
+    try:
+        socket.gethostbyname(name)
+    except OSError:
+        return "127.0.0.1"
+    return name
+
+
+async def run(settings: Settings, ready: Callable[[Addresses], None], stop: asyncio.Event) -> None:
+    """Run a node until `stop` is set; `ready` is called once it serves."""
+    async with Broker(settings) as broker:
+        ready(broker.addresses)
+        await stop.wait()

@@ -1,0 +1,1 @@
+"""Our own small Kafka client, for the command line, replication and Spark."""

@@ -1,0 +1,264 @@
+"""Topics, settings and nodes: what an administrator asks of a cluster.
+
+Every method raises KafkaError if the cluster refuses, with the cluster's own words where it gives
+some. Answers are the wire's own messages: they are frozen and have Kafka's names.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+
+from chronik.client.cluster import Cluster, check
+from chronik.client.offsets import list_offsets
+from chronik.model import TopicPartition
+from chronik.protocol.apis import (
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_RECORDS,
+    DELETE_TOPICS,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_CONFIGS,
+    DESCRIBE_LOG_DIRS,
+    INCREMENTAL_ALTER_CONFIGS,
+)
+from chronik.protocol.errors import ErrorCode
+from chronik.protocol.messages.cluster import (
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+)
+from chronik.protocol.messages.configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    IncrementalAlterableConfig,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResource,
+    IncrementalAlterConfigsResponse,
+)
+from chronik.protocol.messages.metadata import MetadataResponseTopic
+from chronik.protocol.messages.topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+
+
+class Resource(IntEnum):
+    """What has settings, by Kafka's numbers."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+class ConfigSource(IntEnum):
+    """Where a setting's value comes from, by Kafka's numbers."""
+
+    UNKNOWN = 0
+    DYNAMIC_TOPIC_CONFIG = 1
+    DYNAMIC_BROKER_CONFIG = 2
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+
+
+_SET = 0
+_DELETE = 1
+
+
+class Admin:
+    """The administrator's requests, over a cluster's links."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._timeout_ms = int(cluster.timeout_s * 1000)
+
+    async def topics(self, names: Iterable[str] | None = None) -> list[MetadataResponseTopic]:
+        """The topics of these names, or all of them; sorted by name."""
+        response = await self._cluster.refresh(names)
+        for topic in response.topics:
+            check(topic.error_code, f"topic {topic.name}")
+        return sorted(response.topics, key=lambda topic: topic.name or "")
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        configs: Mapping[str, str] | None = None,
+        validate_only: bool = False,
+    ) -> CreatableTopicResult:
+        """Create a topic; -1 means the cluster's default."""
+        topic = CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=replication_factor,
+            assignments=[],
+            configs=[CreatableTopicConfig(name=k, value=v) for k, v in (configs or {}).items()],
+        )
+        request = CreateTopicsRequest(
+            topics=[topic], timeout_ms=self._timeout_ms, validate_only=validate_only
+        )
+
+        async def ask() -> CreatableTopicResult:
+            response: CreateTopicsResponse
+            response = await self._cluster.send_to_controller(request, CREATE_TOPICS)
+            (result,) = response.topics
+            check(result.error_code, f"topic {name}", result.error_message)
+            return result
+
+        return await self._cluster.retry(ask)
+
+    async def delete_topics(self, names: Sequence[str]) -> dict[str, ErrorCode]:
+        """Delete topics; says for each whether it was there to be deleted."""
+        request = DeleteTopicsRequest(
+            topics=[DeleteTopicState(name=name) for name in names],
+            topic_names=names,
+            timeout_ms=self._timeout_ms,
+        )
+
+        async def ask() -> dict[str, ErrorCode]:
+            response: DeleteTopicsResponse
+            response = await self._cluster.send_to_controller(request, DELETE_TOPICS)
+            unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            for result in response.responses:
+                if result.error_code != unknown:
+                    check(result.error_code, f"topic {result.name}", result.error_message)
+            return {
+                result.name or "": unknown if result.error_code else ErrorCode.NONE
+                for result in response.responses
+            }
+
+        found = await self._cluster.retry(ask)
+        self._cluster.forget(names)
+        return found
+
+    async def create_partitions(self, name: str, count: int) -> None:
+        """Let a topic grow to this many partitions."""
+        request = CreatePartitionsRequest(
+            topics=[CreatePartitionsTopic(name=name, count=count, assignments=None)],
+            timeout_ms=self._timeout_ms,
+            validate_only=False,
+        )
+        response: CreatePartitionsResponse
+        response = await self._cluster.send_to_controller(request, CREATE_PARTITIONS)
+        for result in response.results:
+            check(result.error_code, f"topic {name}", result.error_message)
+        self._cluster.forget((name,))
+
+    async def describe_configs(
+        self, resource: Resource, name: str
+    ) -> Sequence[DescribeConfigsResourceResult]:
+        """All settings of a topic or a broker."""
+        wanted = DescribeConfigsResource(
+            resource_type=resource, resource_name=name, configuration_keys=None
+        )
+        request = DescribeConfigsRequest(resources=[wanted])
+        # A broker's own settings are known to that broker alone.
+        to_broker = resource is Resource.BROKER and name
+        link = await (self._cluster.link(int(name)) if to_broker else self._cluster.any_link())
+        response: DescribeConfigsResponse = await link.send(
+            request, DESCRIBE_CONFIGS, timeout_s=self._cluster.timeout_s
+        )
+        (result,) = response.results
+        check(result.error_code, f"{resource.name.lower()} {name}", result.error_message)
+        return result.configs
+
+    async def alter_configs(
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        sets: Mapping[str, str] | None = None,
+        deletes: Iterable[str] = (),
+    ) -> None:
+        """Set and delete single settings of a topic or a broker."""
+        operations = [
+            IncrementalAlterableConfig(name=key, config_operation=_SET, value=value)
+            for key, value in (sets or {}).items()
+        ]
+        operations += (
+            IncrementalAlterableConfig(name=key, config_operation=_DELETE, value=None)
+            for key in deletes
+        )
+        changed = IncrementalAlterConfigsResource(
+            resource_type=resource, resource_name=name, configs=operations
+        )
+        request = IncrementalAlterConfigsRequest(resources=[changed], validate_only=False)
+        response: IncrementalAlterConfigsResponse
+        response = await self._cluster.send_to_controller(request, INCREMENTAL_ALTER_CONFIGS)
+        for result in response.responses:
+            check(result.error_code, f"{resource.name.lower()} {name}", result.error_message)
+
+    async def describe_cluster(self) -> DescribeClusterResponse:
+        """The cluster's id, controller and brokers, fenced ones included."""
+        request = DescribeClusterRequest(
+            include_cluster_authorized_operations=False, include_fenced_brokers=True
+        )
+        link = await self._cluster.any_link()
+        response: DescribeClusterResponse = await link.send(
+            request, DESCRIBE_CLUSTER, timeout_s=self._cluster.timeout_s
+        )
+        check(response.error_code, "cluster", response.error_message)
+        return response
+
+    async def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[str, int]:
+        """Drop the records below these offsets (-1: all); the new log start offsets."""
+        groups = await self._cluster.by_leader(before)
+        starts: dict[str, int] = {}
+        for node_id, partitions in groups.items():
+            by_topic: dict[str, list[DeleteRecordsPartition]] = {}
+            for partition in partitions:
+                wanted = DeleteRecordsPartition(
+                    partition_index=partition.partition, offset=before[partition]
+                )
+                by_topic.setdefault(partition.topic, []).append(wanted)
+            request = DeleteRecordsRequest(
+                topics=[DeleteRecordsTopic(name=k, partitions=v) for k, v in by_topic.items()],
+                timeout_ms=self._timeout_ms,
+            )
+            link = await self._cluster.link(node_id)
+            response: DeleteRecordsResponse = await link.send(
+                request, DELETE_RECORDS, timeout_s=self._cluster.timeout_s
+            )
+            for topic in response.topics:
+                for result in topic.partitions:
+                    place = f"{topic.name}-{result.partition_index}"
+                    check(result.error_code, place)
+                    starts[place] = result.low_watermark
+        return starts
+
+    async def list_offsets(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Offsets by timestamp, EARLIEST or LATEST; see `offsets`."""
+        return await list_offsets(self._cluster, wanted)
+
+    async def log_dirs(self) -> dict[int, Sequence[DescribeLogDirsResult]]:
+        """What each node has on its disks."""
+
+        async def ask(node_id: int) -> tuple[int, Sequence[DescribeLogDirsResult]]:
+            link = await self._cluster.link(node_id)
+            response: DescribeLogDirsResponse = await link.send(
+                DescribeLogDirsRequest(topics=None),
+                DESCRIBE_LOG_DIRS,
+                timeout_s=self._cluster.timeout_s,
+            )
+            check(response.error_code, f"disks of node {node_id}")
+            return node_id, response.results
+
+        return dict(await asyncio.gather(*map(ask, self._cluster.brokers)))

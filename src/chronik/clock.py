@@ -1,0 +1,26 @@
+"""Time, as an argument: the only file that asks the machine what time it is.
+
+Pure code gets `now_ms` from its caller; callers get it from a `Clock`, which the simulator and
+tests replace. Wall time stamps records; monotonic time measures waits.
+"""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch, as in record timestamps."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+        ...
+
+
+class SystemClock:
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()

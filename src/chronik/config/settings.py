@@ -1,0 +1,171 @@
+"""A node's own settings: each as an option, a CHRONIK_* variable or a TOML key, in that order.
+
+Kafka's settings keep Kafka's names: `--set num.partitions=4`, `CHRONIK_KAFKA_NUM_PARTITIONS=4`,
+or `"num.partitions" = 4` in the file's `[kafka]` table.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from chronik.config.broker_settings import BROKER_SETTINGS
+from chronik.config.definitions import InvalidSetting, render
+
+Durability = Literal["fsync", "replicated"]
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How one node is to run."""
+
+    host: str = "127.0.0.1"
+    port: int = 9092
+    advertise: str | None = None
+    http_port: int = 9644
+    data_dir: str = "./chronik-data"
+    node_id: int = 1
+    rack: str | None = None
+    durability: Durability = "fsync"
+    log_level: str = "info"
+    kafka: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    parse: Callable[[str], Any]
+    allowed: str
+
+
+def _number(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _choice(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise ValueError(text)
+    return text
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """HOST:PORT as its two parts; brackets around an IPv6 host are taken off."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not 0 < int(port) < 65536:
+        raise ValueError(text)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _address(text: str) -> str:
+    parse_address(text)
+    return text
+
+
+_SETTINGS: Final[Mapping[str, _Setting]] = {
+    "host": _Setting(_text, "a host name or address to listen on"),
+    "port": _Setting(_number(0, 65535), "a whole number from 0 (any free port) to 65535"),
+    "advertise": _Setting(_address, "HOST:PORT, as clients reach this node"),
+    "http_port": _Setting(_number(-1, 65535), "a whole number from 0 to 65535, or -1 for none"),
+    "data_dir": _Setting(_text, "a directory"),
+    "node_id": _Setting(_number(0, 2**31 - 1), "a whole number from 0 to 2147483647"),
+    "rack": _Setting(_text, "a name"),
+    "durability": _Setting(_choice("fsync", "replicated"), "fsync or replicated"),
+    "log_level": _Setting(_choice(*LOG_LEVELS), ", ".join(LOG_LEVELS)),
+}
+
+
+def resolve(
+    options: Mapping[str, Any],
+    environment: Mapping[str, str],
+    *,
+    file: str | None = None,
+    sets: Sequence[str] = (),
+) -> Settings:
+    """The settings of a node, or InvalidSetting with one line that says what is wrong."""
+    document = _read(file) if file is not None else {}
+    given: dict[str, Any] = {}
+    for name, setting in _SETTINGS.items():
+        for place, value in (
+            (f"--{name.replace('_', '-')}", options.get(name)),
+            (f"CHRONIK_{name.upper()}", environment.get(f"CHRONIK_{name.upper()}")),
+            (f"{name} in {file}", document.get(name)),
+        ):
+            if value is not None:
+                given[name] = _parse(setting, place, value)
+                break
+    return Settings(**given, kafka=_kafka(sets, environment, document.get("kafka", {}), file))
+
+
+def _parse(setting: _Setting, place: str, value: Any) -> Any:
+    try:
+        return setting.parse(str(value))
+    except ValueError:
+        raise InvalidSetting(f"{place}: {value!r} is not allowed; give {setting.allowed}") from None
+
+
+def _read(file: str) -> dict[str, Any]:
+    try:
+        with open(file, "rb") as stream:
+            document = tomllib.load(stream)
+    except OSError as error:
+        raise InvalidSetting(f"--config: cannot read {file}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSetting(f"--config: {file} is not TOML: {error}") from None
+    unknown = sorted(set(document) - set(_SETTINGS) - {"kafka"})
+    if unknown:
+        names = ", ".join([*_SETTINGS, "[kafka]"])
+        raise InvalidSetting(f"{file}: unknown setting {unknown[0]}; known ones: {names}")
+    return document
+
+
+def _kafka(
+    sets: Sequence[str], environment: Mapping[str, str], table: Any, file: str | None
+) -> dict[str, str]:
+    if not isinstance(table, dict):
+        raise InvalidSetting(f"{file}: [kafka] must be a table of Kafka settings")
+    values: dict[str, str] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            raise InvalidSetting(f'{file}: quote Kafka names: "{name}...." = value')
+        _take(values, name, _as_text(value), f"[kafka] in {file}")
+    for name in BROKER_SETTINGS:
+        variable = "CHRONIK_KAFKA_" + name.upper().replace(".", "_")
+        if variable in environment:
+            _take(values, name, environment[variable], variable)
+    for item in sets:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise InvalidSetting(f"--set: {item!r} is not NAME=VALUE")
+        _take(values, name.strip(), value, "--set")
+    return values
+
+
+def _take(values: dict[str, str], name: str, text: str, place: str) -> None:
+    definition = BROKER_SETTINGS.get(name)
+    if definition is None:
+        raise InvalidSetting(f"{place}: unknown Kafka setting {name}; see docs/CONFIG.md")
+    try:
+        values[name] = render(definition.parse(text)) or ""
+    except InvalidSetting as error:
+        raise InvalidSetting(f"{place}: {error}") from None
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

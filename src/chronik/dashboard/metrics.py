@@ -1,0 +1,123 @@
+"""The node's counters in Prometheus' format, made when somebody asks for them."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from chronik.metrics import Histogram
+
+if TYPE_CHECKING:
+    from chronik.broker import Broker
+
+
+class NodeCollector(Collector):
+    """Turns plain integers into metric families."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._requests()
+        yield from self._connections()
+        yield from self._logs()
+
+    def _requests(self) -> Iterator[Metric]:
+        metrics = self._broker.metrics
+        requests = CounterMetricFamily(
+            "chronik_requests", "Requests answered.", labels=("api", "version")
+        )
+        for (api, version), count in sorted(metrics.requests.items()):
+            requests.add_metric((api, str(version)), count)
+        yield requests
+        latency = HistogramMetricFamily(
+            "chronik_request_seconds", "From a request's arrival to its answer.", labels=("api",)
+        )
+        for api, histogram in sorted(metrics.latencies.items()):
+            latency.add_metric((api,), _buckets(histogram), histogram.total)
+        yield latency
+        errors = CounterMetricFamily(
+            "chronik_connection_errors", "Connections closed by us, by reason.", labels=("reason",)
+        )
+        for reason, count in sorted(metrics.errors.items()):
+            errors.add_metric((reason,), count)
+        yield errors
+        lag = HistogramMetricFamily(
+            "chronik_loop_lag_seconds", "How late the event loop runs what is due."
+        )
+        lag.add_metric((), _buckets(metrics.loop_lag), metrics.loop_lag.total)
+        yield lag
+
+    def _connections(self) -> Iterator[Metric]:
+        metrics = self._broker.metrics
+        for name, text, count in (
+            ("chronik_connections_accepted", "Connections accepted.", metrics.connections_accepted),
+            ("chronik_bytes_in", "Bytes received.", metrics.bytes_in),
+            ("chronik_bytes_out", "Bytes sent.", metrics.bytes_out),
+            ("chronik_record_bytes_in", "Record bytes produced.", metrics.records_bytes_in),
+            ("chronik_record_bytes_out", "Record bytes fetched.", metrics.records_bytes_out),
+        ):
+            yield CounterMetricFamily(name, text, value=count)
+        yield GaugeMetricFamily(
+            "chronik_connections_open", "Connections open.", value=metrics.connections_open
+        )
+        yield GaugeMetricFamily(
+            "chronik_fetch_sessions",
+            "Incremental fetch sessions.",
+            value=len(self._broker.node.fetch_sessions),
+        )
+
+    def _logs(self) -> Iterator[Metric]:
+        """Sums over topics, not partitions: nine thousand series take a tenth of a second."""
+        sizes: dict[str, int] = {}
+        offline = 0
+        for partition in self._broker.replicas.loaded():
+            sizes[partition.name] = sizes.get(partition.name, 0) + partition.log.size_bytes
+            offline += partition.failure is not None
+        log_bytes = GaugeMetricFamily(
+            "chronik_log_bytes", "Bytes in the logs of partitions in use.", labels=("topic",)
+        )
+        for topic, size in sorted(sizes.items()):
+            log_bytes.add_metric((topic,), size)
+        yield log_bytes
+        image = self._broker.metadata.image
+        yield GaugeMetricFamily("chronik_topics", "Topics.", value=len(image.topics))
+        yield GaugeMetricFamily(
+            "chronik_brokers", "Brokers online.", value=len(image.online_brokers)
+        )
+        yield GaugeMetricFamily(
+            "chronik_partitions_offline", "Partitions whose disk failed.", value=offline
+        )
+        yield GaugeMetricFamily(
+            "chronik_metadata_applied_index",
+            "The metadata entry applied last.",
+            value=self._broker.metadata.applied_index,
+        )
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    buckets: list[tuple[str, float]] = []
+    total = 0
+    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
+    return buckets
+
+
+def registry(broker: "Broker") -> CollectorRegistry:
+    """A registry with this node's metrics alone."""
+    own = CollectorRegistry()
+    own.register(NodeCollector(broker))
+    return own
+
+
+def render(own: CollectorRegistry) -> bytes:
+    """The text that Prometheus scrapes."""
+    return generate_latest(own)

@@ -1,0 +1,324 @@
+"""Decides about commands: looks at an image, changes nothing, returns records and a response.
+
+Each `decide` case validates fully, so that no record that was logged can fail to apply. A
+command that cannot be is answered with a KafkaError. The records of one command are one entry of
+the log: a topic appears with all its partitions and settings, or not at all.
+
+See Kafka's ReplicationControlManager for the error codes, which clients depend on.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from chronik.config import limits
+from chronik.config.broker_settings import BROKER_SETTINGS
+from chronik.config.definitions import Definition, InvalidSetting, Update, render
+from chronik.config.effective import BrokerConfig
+from chronik.config.topic_settings import TOPIC_SETTINGS
+from chronik.metadata.commands import (
+    AllocateProducerIds,
+    AlterConfig,
+    Command,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    RegisterBroker,
+)
+from chronik.metadata.image import BROKER, TOPIC, Image, Topic, collision_key, id_bytes
+from chronik.metadata.placement import place, rack_ring
+from chronik.metadata.records import (
+    BrokerRecord,
+    ConfigRecord,
+    LeaderEpochsRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    Record,
+    TopicRecord,
+    TopicRemovedRecord,
+)
+from chronik.protocol.errors import ErrorCode, KafkaError
+
+_LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to log, and what to answer once it is committed."""
+
+    records: Sequence[Record]
+    response: Any
+
+
+def decide(image: Image, command: Command, config: BrokerConfig, next_index: int) -> Decision:
+    """The records and the response of a command, or KafkaError."""
+    match command:
+        case RegisterBroker():
+            return register_broker(command, next_index)
+        case CreateTopic():
+            return create_topic(image, command, config)
+        case DeleteTopic():
+            return delete_topic(image, command)
+        case CreatePartitions():
+            return create_partitions(image, command)
+        case AlterConfig():
+            return alter_config(image, command)
+        case AllocateProducerIds():
+            return allocate_producer_ids(image, command)
+
+
+def register_broker(command: RegisterBroker, next_index: int) -> Decision:
+    record = BrokerRecord(
+        node_id=command.node_id,
+        epoch=next_index,
+        incarnation_id=command.incarnation_id,
+        directory_id=command.directory_id,
+        host=command.host,
+        port=command.port,
+        rack=command.rack,
+    )
+    return Decision((record, LeaderEpochsRecord(node_id=command.node_id)), next_index)
+
+
+def create_topic(image: Image, command: CreateTopic, config: BrokerConfig) -> Decision:
+    repeated = image.topic_by_id(id_bytes(command.topic_id))
+    if repeated is not None:
+        return Decision((), repeated)  # Our own success, asked for again.
+    check_topic_name(command.name)
+    if command.name in image.topics:
+        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{command.name}' already exists.")
+    other = image.collision_keys.get(collision_key(command.name))
+    if other is not None:
+        raise KafkaError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"Topic '{command.name}' collides with existing topic: {other}",
+        )
+    configs = checked_changes(TOPIC_SETTINGS, command.configs, topic=True)
+    replicas = _topic_replicas(image, command, config)
+    topic = TopicRecord(name=command.name, topic_id=command.topic_id)
+    partitions = tuple(
+        _partition(command.topic_id, partition, ids) for partition, ids in enumerate(replicas)
+    )
+    settings = [
+        ConfigRecord(resource=TOPIC, resource_name=command.name, name=name, value=value)
+        for name, value in configs.items()
+    ]
+    response = Topic(topic, id_bytes(command.topic_id), partitions)
+    return Decision((topic, *partitions, *settings), response)
+
+
+def check_topic_name(name: str) -> None:
+    """Raise INVALID_TOPIC_EXCEPTION unless a topic may have this name."""
+    reason = None
+    if not name:
+        reason = "the empty string is not allowed"
+    elif name in (".", ".."):
+        reason = f"'{name}' is not allowed"
+    elif len(name) > limits.TOPIC_NAME_LENGTH_MAX:
+        reason = f"it is longer than {limits.TOPIC_NAME_LENGTH_MAX} characters"
+    elif not _LEGAL_NAME.fullmatch(name):
+        reason = f"'{name}' has a character other than ASCII letters, digits, '.', '_' and '-'"
+    if reason is not None:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {reason}")
+
+
+def _topic_replicas(
+    image: Image, command: CreateTopic, config: BrokerConfig
+) -> list[tuple[int, ...]]:
+    if command.assignments:
+        return _assigned_replicas(image, command)
+    count = command.partition_count
+    if count == -1:
+        count = config.integer("num.partitions")
+    if count <= 0:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid "
+            f"non-positive value: {count}"
+        )  # fmt: skip
+    _check_partition_count(count)
+    factor = command.replication_factor
+    ring = rack_ring(image.online_brokers)
+    if factor == -1:
+        factor = config.integer("default.replication.factor")
+    if factor <= 0:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        )
+    if factor > len(ring):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {factor} time(s): the target replication factor "
+            f"of {factor} cannot be reached because only {len(ring)} broker(s) are registered.",
+        )
+    return place(ring, 0, count, factor, _start(command.topic_id))
+
+
+def _check_partition_count(count: int) -> None:
+    if count > limits.PARTITIONS_PER_TOPIC_MAX:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"A topic has at most {limits.PARTITIONS_PER_TOPIC_MAX} partitions, not {count}.",
+        )
+
+
+def _assigned_replicas(image: Image, command: CreateTopic) -> list[tuple[int, ...]]:
+    if command.partition_count != -1 or command.replication_factor != -1:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            "A manual partition assignment was specified, but the partition count or the "
+            "replication factor was not set to -1.",
+        )
+    _check_partition_count(len(command.assignments))
+    if sorted(command.assignments) != list(range(len(command.assignments))):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            "The manual partition assignment must name partitions 0, 1, 2 and so on.",
+        )
+    replicas = [tuple(command.assignments[index]) for index in range(len(command.assignments))]
+    _check_assignments(image, replicas, len(replicas[0]))
+    return replicas
+
+
+def _check_assignments(
+    image: Image, assignments: Sequence[Sequence[int]], replication_factor: int
+) -> None:
+    for replicas in assignments:
+        reason = None
+        if not replicas:
+            reason = "an empty replica list"
+        elif len(set(replicas)) != len(replicas):
+            reason = f"duplicate replicas {list(replicas)}"
+        elif len(replicas) != replication_factor:
+            reason = f"{len(replicas)} replicas where others have {replication_factor}"
+        elif any(node_id not in image.brokers for node_id in replicas):
+            unknown = next(node_id for node_id in replicas if node_id not in image.brokers)
+            reason = f"broker {unknown}, which is not registered"
+        if reason is not None:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"The manual partition assignment includes {reason}.",
+            )
+
+
+def _start(topic_id: str) -> int:
+    """Topic ids are random, so they serve as the chance that placement needs."""
+    return int.from_bytes(id_bytes(topic_id)[8:], "big")
+
+
+def _partition(topic_id: str, partition: int, replicas: tuple[int, ...]) -> PartitionRecord:
+    return PartitionRecord(
+        topic_id=topic_id,
+        partition=partition,
+        replicas=replicas,
+        isr=replicas,
+        leader=replicas[0],
+    )
+
+
+def delete_topic(image: Image, command: DeleteTopic) -> Decision:
+    if image.topic_by_id(id_bytes(command.topic_id)) is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+    return Decision((TopicRemovedRecord(topic_id=command.topic_id),), None)
+
+
+def create_partitions(image: Image, command: CreatePartitions) -> Decision:
+    topic = image.topics.get(command.name)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    current = len(topic.partitions)
+    if command.count == current:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {current} partition(s).")
+    if command.count < current:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"The topic {command.name} currently has {current} partition(s); {command.count} "
+            "would not be an increase.",
+        )
+    _check_partition_count(command.count)
+    added = command.count - current
+    factor = len(topic.partitions[0].replicas)
+    if command.assignments is None:
+        ring = rack_ring(image.online_brokers)
+        if factor > len(ring):
+            raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, "Too few brokers are online.")
+        replicas = place(ring, current, added, factor, _start(topic.record.topic_id))
+    else:
+        if len(command.assignments) != added:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"Attempted to add {added} additional partition(s), but only "
+                f"{len(command.assignments)} assignment(s) were specified.",
+            )
+        _check_assignments(image, command.assignments, factor)
+        replicas = [tuple(ids) for ids in command.assignments]
+    topic_id = topic.record.topic_id
+    records = [_partition(topic_id, current + n, ids) for n, ids in enumerate(replicas)]
+    return Decision(records, None)
+
+
+def alter_config(image: Image, command: AlterConfig) -> Decision:
+    resource, name = command.resource, command.resource_name
+    if resource == TOPIC:
+        check_topic_name(name)
+        if name not in image.topics:
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist."
+            )
+        changes = checked_changes(TOPIC_SETTINGS, command.changes, topic=True)
+    else:
+        assert resource == BROKER
+        changes = checked_changes(BROKER_SETTINGS, command.changes, topic=False)
+        _check_dynamic(changes, name)
+    current = image.config(resource, name)
+    if command.replace_all:
+        changes = {**dict.fromkeys(current), **changes}
+    records = [
+        ConfigRecord(resource=resource, resource_name=name, name=key, value=value)
+        for key, value in changes.items()
+        if current.get(key) != value
+    ]
+    return Decision(records, None)
+
+
+def checked_changes(
+    definitions: Mapping[str, Definition], changes: Mapping[str, str | None], *, topic: bool
+) -> dict[str, str | None]:
+    """Changes with their values in canonical form, or INVALID_CONFIG."""
+    checked: dict[str, str | None] = {}
+    for name, value in changes.items():
+        definition = definitions.get(name)
+        if definition is None:
+            what = "topic" if topic else "broker"
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown {what} config name: {name}")
+        try:
+            checked[name] = None if value is None else render(definition.parse(value))
+        except InvalidSetting as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
+    return checked
+
+
+def _check_dynamic(changes: Mapping[str, str | None], broker_name: str) -> None:
+    for name in changes:
+        update = BROKER_SETTINGS[name].update
+        if update is Update.READ_ONLY:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"Cannot update the broker config {name} dynamically: it is read at the start.",
+            )
+        if update is Update.PER_BROKER and broker_name == "":
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"Cannot set a default for {name}: it belongs to a single broker.",
+            )
+
+
+def allocate_producer_ids(image: Image, command: AllocateProducerIds) -> Decision:
+    broker = image.brokers.get(command.node_id)
+    if broker is None or broker.epoch != command.broker_epoch:
+        raise KafkaError(ErrorCode.STALE_BROKER_EPOCH)
+    first = image.next_producer_id
+    after = first + limits.PRODUCER_ID_BLOCK
+    record = ProducerIdsRecord(node_id=command.node_id, next_producer_id=after)
+    return Decision((record,), range(first, after))

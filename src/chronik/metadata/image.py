@@ -1,0 +1,215 @@
+"""The state of the cluster's metadata: immutable, changed only by applying records.
+
+Readers look at a committed image; decisions look at a pending one, which also holds what is still
+in flight. With an immutable image these are two references. Maps are persistent (a change shares
+all but a few nodes with its parent), so that one topic more costs the same at ten thousand.
+
+Invariant: replaying the records of the log, or those of `to_records`, gives an equal image.
+"""
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import msgspec
+from immutables import Map
+
+from chronik.metadata.records import (
+    BrokerRecord,
+    ConfigRecord,
+    LeaderEpochsRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    Record,
+    TopicRecord,
+    TopicRemovedRecord,
+)
+
+TOPIC = "topic"
+BROKER = "broker"
+
+
+def id_text(raw: bytes) -> str:
+    """A 16-byte id as Kafka's tools print it: base64url without padding."""
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def id_bytes(text: str) -> bytes:
+    """The 16 bytes of an id that was written by `id_text`."""
+    return base64.urlsafe_b64decode(text + "==")
+
+
+def collision_key(topic_name: str) -> str:
+    """Names that are equal here collide in metric names, where '.' becomes '_'."""
+    return topic_name.replace(".", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic with its partitions, in order."""
+
+    record: TopicRecord
+    id: bytes
+    partitions: tuple[PartitionRecord, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def is_internal(self) -> bool:
+        return self.name in ("__consumer_offsets", "__transaction_state")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Everything that the metadata log says so far."""
+
+    brokers: Map[int, BrokerRecord] = field(default_factory=Map)
+    topics: Map[str, Topic] = field(default_factory=Map)
+    topic_names: Map[bytes, str] = field(default_factory=Map)
+    collision_keys: Map[str, str] = field(default_factory=Map)
+    configs: Map[tuple[str, str], Map[str, str]] = field(default_factory=Map)
+    producer_ids: ProducerIdsRecord | None = None
+
+    def topic_by_id(self, topic_id: bytes) -> Topic | None:
+        name = self.topic_names.get(topic_id)
+        return None if name is None else self.topics[name]
+
+    def partition(self, topic: str, partition: int) -> PartitionRecord | None:
+        found = self.topics.get(topic)
+        if found is None or not 0 <= partition < len(found.partitions):
+            return None
+        return found.partitions[partition]
+
+    def config(self, resource: str, name: str) -> Mapping[str, str]:
+        """The settings that were made for a topic, a broker, or (name "") all brokers."""
+        return self.configs.get((resource, name), _NO_CONFIG)
+
+    @property
+    def next_producer_id(self) -> int:
+        return 0 if self.producer_ids is None else self.producer_ids.next_producer_id
+
+    @property
+    def online_brokers(self) -> list[BrokerRecord]:
+        """Brokers that clients are told of, by id."""
+        online = (each for each in self.brokers.values() if each.status == "online")
+        return sorted(online, key=lambda broker: broker.node_id)
+
+    def apply(self, records: Iterable[Record]) -> "Image":
+        """The image after these records."""
+        image = self
+        for topic_id, group in groupby(records, key=_partition_of):
+            if topic_id is not None:
+                image = image._set_partitions(topic_id, group)
+                continue
+            for record in group:
+                image = image._apply(record)
+        return image
+
+    def _apply(self, record: Record) -> "Image":
+        match record:
+            case BrokerRecord():
+                return replace(self, brokers=self.brokers.set(record.node_id, record))
+            case LeaderEpochsRecord():
+                return self._bump_leader_epochs(record.node_id)
+            case TopicRecord():
+                return self._add_topic(record)
+            case TopicRemovedRecord():
+                return self._remove_topic(id_bytes(record.topic_id))
+            case ConfigRecord():
+                return self._set_config(record)
+            case ProducerIdsRecord():
+                return replace(self, producer_ids=record)
+        raise AssertionError(f"no rule applies {type(record).__name__}")
+
+    def _bump_leader_epochs(self, node_id: int) -> "Image":
+        topics = self.topics.mutate()
+        for name, topic in self.topics.items():
+            if any(partition.leader == node_id for partition in topic.partitions):
+                bumped = tuple(_bumped(each, node_id) for each in topic.partitions)
+                topics[name] = replace(topic, partitions=bumped)
+        return replace(self, topics=topics.finish())
+
+    def _add_topic(self, record: TopicRecord) -> "Image":
+        topic = Topic(record, id_bytes(record.topic_id))
+        return replace(
+            self,
+            topics=self.topics.set(record.name, topic),
+            topic_names=self.topic_names.set(topic.id, record.name),
+            collision_keys=self.collision_keys.set(collision_key(record.name), record.name),
+        )
+
+    def _set_partitions(self, topic_id: str, records: Iterable[Record]) -> "Image":
+        """Neighbouring records of one topic at once: a topic of n partitions costs n, not n²."""
+        topic = self.topic_by_id(id_bytes(topic_id))
+        assert topic is not None, f"partition of an unknown topic {topic_id}"
+        partitions = list(topic.partitions)
+        for record in records:
+            assert isinstance(record, PartitionRecord)
+            if record.partition == len(partitions):
+                partitions.append(record)
+            else:
+                assert record.partition < len(partitions), "partitions come in order"
+                partitions[record.partition] = record
+        topic = replace(topic, partitions=tuple(partitions))
+        return replace(self, topics=self.topics.set(topic.name, topic))
+
+    def _remove_topic(self, topic_id: bytes) -> "Image":
+        name = self.topic_names[topic_id]
+        configs = self.configs
+        if (TOPIC, name) in configs:
+            configs = configs.delete((TOPIC, name))
+        return replace(
+            self,
+            topics=self.topics.delete(name),
+            topic_names=self.topic_names.delete(topic_id),
+            collision_keys=self.collision_keys.delete(collision_key(name)),
+            configs=configs,
+        )
+
+    def _set_config(self, record: ConfigRecord) -> "Image":
+        key = (record.resource, record.resource_name)
+        values = self.configs.get(key, _NO_CONFIG)
+        if record.value is not None:
+            values = values.set(record.name, record.value)
+        elif record.name in values:
+            values = values.delete(record.name)
+        configs = self.configs.set(key, values) if values else self.configs
+        if not values and key in configs:
+            configs = configs.delete(key)
+        return replace(self, configs=configs)
+
+    def to_records(self) -> Iterator[Record]:
+        """Records that rebuild this image: what a snapshot holds, in a fixed order."""
+        for node_id in sorted(self.brokers):
+            yield self.brokers[node_id]
+        for name in sorted(self.topics):
+            topic = self.topics[name]
+            yield topic.record
+            yield from topic.partitions
+        for resource, resource_name in sorted(self.configs):
+            for name, value in sorted(self.configs[resource, resource_name].items()):
+                yield ConfigRecord(
+                    resource=resource, resource_name=resource_name, name=name, value=value
+                )
+        if self.producer_ids is not None:
+            yield self.producer_ids
+
+
+_NO_CONFIG: Map[str, str] = Map()
+
+
+def _partition_of(record: Record) -> str | None:
+    return record.topic_id if isinstance(record, PartitionRecord) else None
+
+
+def _bumped(partition: PartitionRecord, node_id: int) -> PartitionRecord:
+    if partition.leader != node_id:
+        return partition
+    return msgspec.structs.replace(
+        partition,
+        leader_epoch=partition.leader_epoch + 1,
+        partition_epoch=partition.partition_epoch + 1,
+    )

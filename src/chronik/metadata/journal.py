@@ -1,0 +1,178 @@
+"""The metadata log on disk: Raft's entries, the vote file beside them, and snapshots.
+
+An entry is a record batch of one record in an ordinary `Log`: base offset = index, leader epoch =
+term, key = the kind of entry, value = its data. So torn tails, CRCs and group commit are those of
+any partition, and Kafka's own dump tool can read it.
+
+    __chronik_metadata/00000000000000000001.log ...   entries
+    __chronik_metadata/vote.json                      term, vote and commit index
+    __chronik_metadata/snapshot-<index>-<term>.json   records that rebuild the image at that index
+
+Invariants
+    The vote file is on disk before the log: a log without one has lost its vote, and is refused.
+    A snapshot is complete or absent: it is written aside, fsynced and renamed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from chronik.metadata.records import Record, UndecodableRecord, decode_records, encode_records
+from chronik.protocol.batch import LENGTH_OVERHEAD, read_header
+from chronik.protocol.records import Record as LogRecord
+from chronik.protocol.records import build_batch, iter_records
+from chronik.raft.types import FIRST_INDEX, Entry, EntryKind, HardState
+from chronik.storage.config import LogConfig
+from chronik.storage.disk import Disk
+from chronik.storage.log import Log
+
+if TYPE_CHECKING:
+    import asyncio
+
+READ_BYTES = 4 * 1024 * 1024
+
+
+class UnusableMetadata(Exception):
+    """The metadata directory cannot be trusted; the message says what is wrong and where."""
+
+
+class _Vote(msgspec.Struct, frozen=True, kw_only=True):
+    term: int
+    vote: int | None
+    commit_index: int
+
+
+class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    term: int
+    records: list[dict[str, Any]]
+
+
+class Journal:
+    """The durable side of the metadata runtime."""
+
+    def __init__(self, disk: Disk, directory: str, now_ms: Callable[[], int]) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._now_ms = now_ms
+        self._vote_path = f"{directory}/vote.json"
+        self.log = Log(disk, directory, LogConfig(segment_bytes=64 * 1024 * 1024))
+        self.last_index = FIRST_INDEX - 1
+
+    def load(self) -> HardState:
+        """Recover the log and the vote. Blocking: runs before the node serves anything."""
+        has_log = self._disk.exists(self._directory) and any(
+            name.endswith(".log") for name in self._disk.list(self._directory)
+        )
+        if not self._disk.exists(self._vote_path):
+            if has_log:
+                raise UnusableMetadata(
+                    f"{self._vote_path} is missing although the metadata log is there: the vote "
+                    "is lost, and guessing it could elect two leaders. Restore the file from a "
+                    "backup, or remove this data directory and let the node join as a new one."
+                )
+            return HardState()
+        vote = self._read_vote()
+        if has_log:
+            self.log.load()
+        self.last_index = max(self.log.end_offset - 1, FIRST_INDEX - 1)
+        return HardState(term=vote.term, vote=vote.vote, commit_index=vote.commit_index)
+
+    def _read_vote(self) -> _Vote:
+        data = self._disk.pread(self._vote_path, self._disk.size(self._vote_path), 0)
+        try:
+            return msgspec.json.decode(data, type=_Vote)
+        except msgspec.MsgspecError as reason:
+            raise UnusableMetadata(f"{self._vote_path} cannot be read: {reason}") from None
+
+    def save_vote(self, state: HardState) -> None:
+        """Put the hard state on disk, file and directory synced, before anything depends on it."""
+        vote = _Vote(term=state.term, vote=state.vote, commit_index=state.commit_index)
+        self._disk.make_directory(self._directory)
+        self._disk.write_durably(self._vote_path, msgspec.json.encode(vote))
+
+    def append(self, entry: Entry) -> None:
+        """Write one entry; it is durable once the group commit says so."""
+        assert entry.index == self.last_index + 1, "entries are dense"
+        now_ms = self._now_ms()
+        record = LogRecord(entry.index, now_ms, entry.kind.value.encode(), entry.data)
+        batch = build_batch([record], base_offset=entry.index, leader_epoch=entry.term)
+        self.log.append(read_header(batch), [batch], now_ms)
+        self.last_index = entry.index
+
+    def entries(self, first_index: int) -> Iterator[Entry]:
+        """The entries from an index on."""
+        index = max(first_index, self.log.log_start_offset)
+        while index <= self.last_index:
+            data = self.log.read(index, READ_BYTES, self.last_index + 1, nowait=False)
+            assert data, f"metadata entry {index} is missing"
+            position = 0
+            while position < len(data):
+                header = read_header(data, position)
+                batch = memoryview(data)[position : position + header.length + LENGTH_OVERHEAD]
+                position += len(batch)
+                if header.base_offset >= index:
+                    yield _entry(batch, header.base_offset, header.leader_epoch)
+                    index = header.base_offset + 1
+
+    def save_snapshot(self, index: int, term: int, records: Iterable[Record]) -> None:
+        """Write a snapshot, then drop older ones and the entries that it replaces."""
+        documents = msgspec.json.decode(encode_records(records), type=list[dict[str, Any]])
+        data = msgspec.json.encode(_Snapshot(index=index, term=term, records=documents))
+        name = f"snapshot-{index:020d}-{term}.json"
+        self._disk.write_durably(f"{self._directory}/{name}", data)
+        for other in self._snapshots():
+            if other < name:
+                self._disk.remove(f"{self._directory}/{other}")
+
+    def save_snapshot_later(
+        self,
+        index: int,
+        term: int,
+        records: Callable[[], Iterable[Record]],
+        done: Callable[[int, BaseException | None], None],
+    ) -> None:
+        """Write a snapshot off the loop, then forget the entries it replaces, then say so."""
+
+        def finished(written: "asyncio.Future[None]") -> None:
+            error = written.exception()
+            if error is None:
+                self.log.advance_log_start(index + 1)
+                self.log.checkpoint()
+            done(index, error)
+
+        written = self._disk.run(lambda: self.save_snapshot(index, term, records()))
+        written.add_done_callback(finished)
+
+    def load_snapshot(self) -> tuple[int, int, list[Record]] | None:
+        """Index, term and records of the newest snapshot."""
+        names = self._snapshots()
+        if not names:
+            return None
+        path = f"{self._directory}/{names[-1]}"
+        try:
+            snapshot = msgspec.json.decode(
+                self._disk.pread(path, self._disk.size(path), 0), type=_Snapshot
+            )
+            records = decode_records(msgspec.json.encode(snapshot.records))
+        except (msgspec.MsgspecError, UndecodableRecord) as reason:
+            raise UnusableMetadata(f"{path} cannot be read: {reason}") from None
+        return snapshot.index, snapshot.term, records
+
+    def _snapshots(self) -> list[str]:
+        if not self._disk.exists(self._directory):
+            return []
+        names = self._disk.list(self._directory)
+        return sorted(n for n in names if n.startswith("snapshot-") and n.endswith(".json"))
+
+
+def _entry(batch: memoryview, index: int, term: int) -> Entry:
+    record = next(iter_records(batch))
+    try:
+        kind = EntryKind((record.key or b"").decode())
+    except ValueError:
+        raise UnusableMetadata(
+            f"metadata entry {index} (term {term}) is of unknown kind {record.key!r}"
+        ) from None
+    return Entry(term=term, index=index, kind=kind, data=record.value or b"")

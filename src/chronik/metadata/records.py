@@ -1,0 +1,143 @@
+"""What the metadata log holds: JSON records, each with a `type`, that change the image.
+
+A record is fully validated before it is logged. One that cannot be decoded stops the node: to
+skip it would let this node's image differ from the others'. Fields that this release does not
+know are kept in `unknown` and written again with the record, so that an older node's snapshot
+loses nothing of a newer one's.
+"""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+
+class UndecodableRecord(Exception):
+    """A committed record that this release cannot read."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """The parent of all records."""
+
+    type: ClassVar[str]
+    unknown: dict[str, Any] = {}
+
+
+class BrokerRecord(Record, frozen=True, kw_only=True):
+    """A broker as it registered itself. `epoch` is the index of that registration."""
+
+    type: ClassVar[str] = "broker"
+    node_id: int
+    epoch: int
+    incarnation_id: str
+    directory_id: str
+    host: str
+    port: int
+    rack: str | None = None
+    status: str = "online"
+
+
+class LeaderEpochsRecord(Record, frozen=True, kw_only=True):
+    """Every partition that this node leads begins a new leader epoch.
+
+    It goes with each registration: a restarted broker may have lost a tail that nobody acked, and
+    must not write other records under the same offsets and epoch.
+    """
+
+    type: ClassVar[str] = "leader-epochs"
+    node_id: int
+
+
+class TopicRecord(Record, frozen=True, kw_only=True):
+    """A topic exists. Its partitions follow in the same entry."""
+
+    type: ClassVar[str] = "topic"
+    name: str
+    topic_id: str
+
+
+class PartitionRecord(Record, frozen=True, kw_only=True):
+    """The whole state of one partition."""
+
+    type: ClassVar[str] = "partition"
+    topic_id: str
+    partition: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int
+    leader_epoch: int = 0
+    partition_epoch: int = 0
+
+
+class TopicRemovedRecord(Record, frozen=True, kw_only=True):
+    """A topic, its partitions and its settings are gone."""
+
+    type: ClassVar[str] = "topic-removed"
+    topic_id: str
+
+
+class ConfigRecord(Record, frozen=True, kw_only=True):
+    """A setting of a topic, of one broker or (with an empty name) of all brokers; null removes."""
+
+    type: ClassVar[str] = "config"
+    resource: str
+    resource_name: str
+    name: str
+    value: str | None
+
+
+class ProducerIdsRecord(Record, frozen=True, kw_only=True):
+    """A block of producer ids was handed out; the next block begins here."""
+
+    type: ClassVar[str] = "producer-ids"
+    node_id: int
+    next_producer_id: int
+
+
+_RECORDS: Final[dict[str, type[Record]]] = {
+    record.type: record
+    for record in (
+        BrokerRecord,
+        LeaderEpochsRecord,
+        TopicRecord,
+        PartitionRecord,
+        TopicRemovedRecord,
+        ConfigRecord,
+        ProducerIdsRecord,
+    )
+}
+_FIELDS: Final = {kind: frozenset(record.__struct_fields__) for kind, record in _RECORDS.items()}
+
+
+def encode_records(records: Iterable[Record]) -> bytes:
+    """Records as one JSON array."""
+    return msgspec.json.encode([_document(record) for record in records])
+
+
+def decode_records(data: bytes) -> list[Record]:
+    """The records of one entry, or UndecodableRecord."""
+    try:
+        documents = msgspec.json.decode(data, type=list[dict[str, Any]])
+        return [_record(document) for document in documents]
+    except (msgspec.MsgspecError, KeyError) as reason:
+        raise UndecodableRecord(str(reason)) from None
+
+
+def _document(record: Record) -> dict[str, Any]:
+    document: dict[str, Any] = {"type": record.type}
+    for name in record.__struct_fields__:
+        if name != "unknown":
+            document[name] = getattr(record, name)
+    return document | record.unknown
+
+
+def _record(document: dict[str, Any]) -> Record:
+    kind = document.pop("type")
+    record = _RECORDS.get(kind)
+    if record is None:
+        raise UndecodableRecord(f"a record of unknown type {kind!r}")
+    strange = document.keys() - _FIELDS[kind]
+    unknown = {name: document.pop(name) for name in strange}
+    if unknown:
+        document["unknown"] = unknown
+    return msgspec.convert(document, record)

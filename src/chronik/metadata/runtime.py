@@ -1,0 +1,195 @@
+"""Decide, log, apply, answer: the loop around the metadata log, and the only file here that awaits.
+
+A command is decided against the pending image (committed plus in flight), logged as one entry,
+and applied to the committed image once the entry is durable and committed. Only then do readers
+see it and its reply is sent. This node is a Raft group of one: it elects itself at the start, in
+a new term whose vote is on disk before any entry carries it.
+
+Invariants
+    The committed image is a function of the log alone; replay restores it.
+    A committed entry that cannot be decoded stops the node; it is never skipped.
+"""
+
+import asyncio
+import gc
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chronik.config import limits
+from chronik.config.effective import BrokerConfig
+from chronik.metadata import controller
+from chronik.metadata.commands import Command
+from chronik.metadata.image import Image
+from chronik.metadata.journal import Journal, UnusableMetadata
+from chronik.metadata.records import Record, UndecodableRecord, decode_records, encode_records
+from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.raft.types import Entry, EntryKind, HardState
+from chronik.storage.commit import GroupCommit
+
+logger = logging.getLogger(__name__)
+
+Listener = Callable[[Image, Image, Sequence[Record]], None]
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """An entry that is logged and not yet committed, and who waits for it."""
+
+    index: int
+    records: Sequence[Record]
+    response: Any
+    reply: "asyncio.Future[Any] | None"
+
+
+class MetadataRuntime:
+    """The metadata of the cluster, as this node knows it."""
+
+    def __init__(self, journal: Journal, commit: GroupCommit, node_id: int) -> None:
+        self._journal = journal
+        self._commit = commit
+        self._node_id = node_id
+        self._pending = Image()
+        self._in_flight: deque[_InFlight] = deque()
+        self._listeners: list[Listener] = []
+        self._snapshot_index = 0
+        self.failure: BaseException | None = None
+        self.image = Image()
+        self.term = 0
+        self.applied_index = 0
+        # Replaced by the broker once it knows its static settings; decisions need defaults.
+        self.broker_config: Callable[[Image], BrokerConfig] = _no_settings
+
+    @property
+    def controller_id(self) -> int:
+        return self._node_id
+
+    @property
+    def last_index(self) -> int:
+        return self._journal.last_index
+
+    def subscribe(self, listener: Listener) -> None:
+        """Be told of each change of the committed image (old, new, records) once it is visible."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        """Replay, then lead in a new term. Blocking: nothing is served yet."""
+        state = self._journal.load()
+        self._replay()
+        self.term = state.term + 1
+        commit_index = self._journal.last_index
+        self._journal.save_vote(
+            HardState(term=self.term, vote=self._node_id, commit_index=commit_index)
+        )
+        self._pending = self.image
+        self._log(EntryKind.NO_OP, (), None, None)
+
+    def _replay(self) -> None:
+        snapshot = self._journal.load_snapshot()
+        if snapshot is not None:
+            self.applied_index, _, records = snapshot
+            self._snapshot_index = self.applied_index
+            self.image = Image().apply(records)
+        for entry in self._journal.entries(self.applied_index + 1):
+            self.image = self.image.apply(_records(entry))
+            self.applied_index = entry.index
+        # What was loaded stays: the collector need not walk it again.
+        gc.freeze()
+
+    def submit(self, command: Command) -> "asyncio.Future[Any]":
+        """Decide and log a command. The future has its response once it is applied here."""
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self.failure is not None:
+            reply.set_exception(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(self.failure)))
+            return reply
+        try:
+            decision = self.decide(command)
+        except KafkaError as error:
+            reply.set_exception(error)
+            return reply
+        if not decision.records:
+            reply.set_result(decision.response)
+            return reply
+        self._log(EntryKind.COMMAND, decision.records, decision.response, reply)
+        return reply
+
+    def decide(self, command: Command) -> controller.Decision:
+        """What a command would do now; for requests that only validate."""
+        config = self.broker_config(self._pending)
+        return controller.decide(self._pending, command, config, self._journal.last_index + 1)
+
+    def _log(
+        self,
+        kind: EntryKind,
+        records: Sequence[Record],
+        response: Any,
+        reply: "asyncio.Future[Any] | None",
+    ) -> None:
+        index = self._journal.last_index + 1
+        data = encode_records(records) if kind is EntryKind.COMMAND else b""
+        self._journal.append(Entry(term=self.term, index=index, kind=kind, data=data))
+        self._pending = self._pending.apply(records)
+        self._in_flight.append(_InFlight(index, records, response, reply))
+        self._commit.add(self._journal.log)
+
+    def on_durable(self) -> None:
+        """The log is on disk up to a new point: with one voter, that much is committed."""
+        durable = self._journal.log.durable_offset
+        while self._in_flight and self._in_flight[0].index < durable:
+            entry = self._in_flight.popleft()
+            old, self.image = self.image, self.image.apply(entry.records)
+            self.applied_index = entry.index
+            for listener in self._listeners:
+                listener(old, self.image, entry.records)
+            if entry.reply is not None and not entry.reply.done():
+                entry.reply.set_result(entry.response)
+        if self.applied_index - self._snapshot_index >= limits.SNAPSHOT_ENTRY_COUNT:
+            self.snapshot()
+
+    def on_failed(self, error: BaseException) -> None:
+        """The metadata log could not be synced: nothing more is decided or answered as done."""
+        self.failure = error
+        logger.critical("metadata log failed", extra={"error": str(error)})
+        for entry in self._in_flight:
+            if entry.reply is not None and not entry.reply.done():
+                entry.reply.set_exception(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
+        self._in_flight.clear()
+
+    def snapshot(self) -> None:
+        """Begin to write the committed image; the entries that it replaces go once it is there."""
+        self._snapshot_index = index = self.applied_index
+        image, term = self.image, self.term
+        self._journal.save_snapshot_later(index, term, image.to_records, self._snapshot_saved)
+
+    def _snapshot_saved(self, index: int, error: BaseException | None) -> None:
+        if error is not None:
+            logger.error("metadata snapshot failed", extra={"index": index, "error": str(error)})
+            return  # The log still has every entry; the next snapshot is a new try.
+        gc.freeze()
+        logger.info("metadata snapshot", extra={"index": index, "term": self.term})
+
+    def close(self) -> None:
+        """Leave the log clean: synced, checkpointed, with the commit index beside the vote."""
+        if self.failure is None:
+            self._journal.log.close()
+            state = HardState(term=self.term, vote=self._node_id, commit_index=self.applied_index)
+            self._journal.save_vote(state)
+
+
+def _records(entry: Entry) -> list[Record]:
+    match entry.kind:
+        case EntryKind.NO_OP | EntryKind.CONFIGURATION:
+            return []
+        case EntryKind.COMMAND:
+            try:
+                return decode_records(entry.data)
+            except UndecodableRecord as reason:
+                raise UnusableMetadata(
+                    f"metadata entry {entry.index} (term {entry.term}) cannot be decoded: {reason}"
+                ) from None
+
+
+def _no_settings(image: Image) -> BrokerConfig:
+    return BrokerConfig(static={}, cluster=image.config("broker", ""), broker={})

@@ -1,0 +1,1 @@
+"""Consensus without input or output. Imports nothing of ours."""

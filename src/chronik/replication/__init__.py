@@ -1,0 +1,1 @@
+"""One partition and its replicas: what is in sync, which producers write to it, what is stored."""

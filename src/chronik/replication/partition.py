@@ -1,0 +1,300 @@
+"""One partition on this node: appends, reads, and who waits for either.
+
+An append is admitted, checked against its producer's sequence, stamped and written at once, on
+the event loop; it is acknowledged when the high watermark has passed it. With durability "fsync"
+the high watermark is what the group commit has put on disk, with "replicated" it is the log's
+end. A fetch that found too little watches the partition, and is told when the high watermark
+moves.
+
+Invariants
+    The high watermark never moves back.
+    Nobody reads at or above the high watermark.
+    A partition whose disk failed answers KAFKA_STORAGE_ERROR until a person has salvaged it.
+
+What it leaves to others: `admission` judges bytes, `producers` sequences, `storage.log` files,
+`replicas` decides which partitions are here and when they are loaded.
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from chronik.config.settings import Durability
+from chronik.model import NO_TIMESTAMP
+from chronik.protocol.batch import STAMP_SIZE, Batch, BatchHeader, stamp
+from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.protocol.schema import Buffer
+from chronik.replication.admission import admit
+from chronik.replication.producers import Producers
+from chronik.replication.topic_config import TopicConfig
+from chronik.storage.commit import GroupCommit
+from chronik.storage.errors import OffsetOutOfRange, StorageError
+from chronik.storage.log import Log
+
+logger = logging.getLogger(__name__)
+
+
+class AckWaiter(Protocol):
+    """Who waits for an append to be committed."""
+
+    def acknowledged(self, partition: "Partition") -> None:
+        """The high watermark has passed the append."""
+
+    def failed(self, partition: "Partition") -> None:
+        """The disk failed: whether the append survives is not known."""
+
+
+class Watcher(Protocol):
+    """Who waits for more to read."""
+
+    def moved(self, partition: "Partition", bytes_appended: int) -> None:
+        """The high watermark moved, or the partition went away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where a produce request's batches went."""
+
+    base_offset: int
+    end_offset: int  # acknowledged once the high watermark has reached it
+    log_append_time_ms: int
+    log_start_offset: int
+
+
+class Partition:
+    """The local replica of one partition, leading it."""
+
+    __slots__ = (
+        "_acks",
+        "_bytes_unseen",
+        "_commit",
+        "_durable_acks",
+        "config",
+        "failure",
+        "high_watermark",
+        "index",
+        "is_deleted",
+        "is_loaded",
+        "leader_epoch",
+        "log",
+        "name",
+        "producers",
+        "topic_id",
+        "watchers",
+    )
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        topic_id: bytes,
+        index: int,
+        leader_epoch: int,
+        log: Log,
+        config: TopicConfig,
+        commit: GroupCommit,
+        durability: Durability,
+    ) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.index = index
+        self.leader_epoch = leader_epoch
+        self.log = log
+        self.config = config
+        self.producers = Producers()
+        self.high_watermark = log.log_start_offset
+        self.watchers: set[Watcher] = set()
+        self.is_loaded = False
+        self.is_deleted = False
+        self.failure: str | None = None
+        self._commit = commit
+        self._durable_acks = durability == "fsync"
+        self._acks: deque[tuple[int, AckWaiter]] | None = None  # Made on first use: it is large.
+        self._bytes_unseen = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.index}"
+
+    def loaded(self) -> None:
+        """The log was recovered: everything in it is on disk, and so readable."""
+        self.high_watermark = self.log.end_offset
+        self.is_loaded = True
+
+    # Appends.
+
+    def append(
+        self, data: Buffer, *, version: int, acks: int, isr_count: int, now_ms: int
+    ) -> Appended:
+        """Write what a producer sent, or raise KafkaError; nothing is awaited here."""
+        self._check_usable()
+        if acks == -1 and isr_count < self.config.min_insync_replicas:
+            raise KafkaError(
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+                f"The in-sync set of {self} has {isr_count} replica(s), "
+                f"min.insync.replicas is {self.config.min_insync_replicas}.",
+            )
+        batches = admit(data, version, self.config, now_ms)
+        repeated = self._repeated(batches)
+        if repeated is not None:
+            return repeated
+        base_offset = self.log.end_offset
+        for batch in batches:
+            self._write(batch, now_ms)
+        self._written(batches)
+        return Appended(
+            base_offset=base_offset,
+            end_offset=self.log.end_offset,
+            log_append_time_ms=now_ms if self.config.append_time else NO_TIMESTAMP,
+            log_start_offset=self.log.log_start_offset,
+        )
+
+    def _repeated(self, batches: list[Batch]) -> Appended | None:
+        """The first answer, if an idempotent producer sends its batch again."""
+        if len(batches) != 1 or batches[0].header.producer_id < 0:
+            return None
+        earlier = self.producers.check(batches[0].header)
+        if earlier is None:
+            return None
+        return Appended(
+            base_offset=earlier.base_offset,
+            end_offset=earlier.base_offset + earlier.last_offset_delta + 1,
+            log_append_time_ms=earlier.timestamp if self.config.append_time else NO_TIMESTAMP,
+            log_start_offset=self.log.log_start_offset,
+        )
+
+    def _write(self, batch: Batch, now_ms: int) -> None:
+        header = batch.header
+        offset = self.log.end_offset
+        stamped = BatchHeader(offset, header.length, self.leader_epoch, *header[3:])
+        head = stamp(offset, header.length, self.leader_epoch)
+        try:
+            self.log.append(stamped, (head, batch.data[STAMP_SIZE:]), now_ms)
+        except (OSError, StorageError) as error:
+            if self.log.failed is not None:
+                self.fail(str(error))  # A full disk, in contrast, leaves the log as it was.
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        if header.producer_id >= 0:
+            self.producers.append(stamped, now_ms)
+
+    def _written(self, batches: list[Batch]) -> None:
+        self._bytes_unseen += sum(len(batch.data) for batch in batches)
+        self._commit.add(self.log)
+        if not self._durable_acks:
+            self._advance(self.log.end_offset)
+
+    def wait_acknowledged(self, end_offset: int, waiter: AckWaiter) -> bool:
+        """True if this is committed already; else the waiter is told when it is."""
+        if end_offset <= self.high_watermark:
+            return True
+        if self._acks is None:
+            self._acks = deque()
+        self._acks.append((end_offset, waiter))
+        return False
+
+    def on_durable(self) -> None:
+        """The group commit has put more of the log on disk."""
+        if self._durable_acks:
+            self._advance(self.log.durable_offset)
+
+    def _advance(self, high_watermark: int) -> None:
+        if high_watermark <= self.high_watermark:
+            return
+        self.high_watermark = high_watermark
+        while self._acks and self._acks[0][0] <= high_watermark:
+            self._acks.popleft()[1].acknowledged(self)
+        appended, self._bytes_unseen = self._bytes_unseen, 0
+        if self.watchers:
+            self._notify(appended)
+
+    def _notify(self, bytes_appended: int) -> None:
+        for watcher in tuple(self.watchers):
+            watcher.moved(self, bytes_appended)
+
+    # Reads.
+
+    def read(
+        self, offset: int, max_bytes: int, *, at_least_one_batch: bool = True, nowait: bool = True
+    ) -> Buffer | None:
+        """Whole batches below the high watermark; None if the disk would have to be waited for."""
+        self._check_usable()
+        if not self.log.log_start_offset <= offset <= self.high_watermark:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        if offset == self.high_watermark or max_bytes <= 0:
+            return b""
+        try:
+            return self.log.read(
+                offset,
+                max_bytes,
+                self.high_watermark,
+                at_least_one_batch=at_least_one_batch,
+                nowait=nowait,
+            )
+        except OffsetOutOfRange:  # The log start moved while a thread was reading.
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE) from None
+        except (OSError, StorageError) as error:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Up to where read_committed reads: no transaction is ever open yet."""
+        return self.high_watermark
+
+    def check_leader_epoch(self, current_leader_epoch: int) -> None:
+        """Raise unless the client's idea of the leader epoch is ours, or it has none (-1)."""
+        if current_leader_epoch == -1 or current_leader_epoch == self.leader_epoch:
+            return
+        if current_leader_epoch < self.leader_epoch:
+            raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
+        raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
+
+    # Changes from outside.
+
+    def delete_records(self, offset: int) -> int:
+        """Move the log start forward to an offset, or to the high watermark (-1)."""
+        self._check_usable()
+        target = self.high_watermark if offset == -1 else offset
+        if not 0 <= target <= self.high_watermark:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"{target} is not between 0 and the high watermark {self.high_watermark}.",
+            )
+        if target > self.log.log_start_offset:
+            self.log.advance_log_start(target)
+        return self.log.log_start_offset
+
+    def log_start_moved(self) -> None:
+        """Tell watchers that records are gone from the beginning."""
+        self._notify(0)
+
+    def configure(self, config: TopicConfig, leader_epoch: int) -> None:
+        """Take over changed settings and a new leader epoch."""
+        self.config = config
+        self.log.config = config.log
+        if leader_epoch != self.leader_epoch:
+            self.leader_epoch = leader_epoch
+            self._notify(0)  # A parked fetch may carry the old epoch, and must be told.
+
+    def deleted(self) -> None:
+        """The topic is gone: whoever waits is told, and finds it gone."""
+        self.is_deleted = True
+        self._release()
+
+    def fail(self, reason: str) -> None:
+        """The disk failed under this partition; it stays unusable."""
+        if self.failure is None:
+            self.failure = reason
+            logger.error("partition is offline", extra={"partition": str(self), "error": reason})
+        self._release()
+
+    def _release(self) -> None:
+        waiting, self._acks = self._acks, None
+        for _, waiter in waiting or ():
+            waiter.failed(self)
+        self._notify(0)
+
+    def _check_usable(self) -> None:
+        if self.failure is not None:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, self.failure)
+        if self.is_deleted:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

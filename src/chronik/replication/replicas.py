@@ -1,0 +1,296 @@
+"""All partitions that this node holds, made when they are first used.
+
+The image says which partitions exist; a `Partition` object exists once a request touched it, and
+its files are opened once there is something in them. After a restart a partition that has a
+directory is recovered on its first use, off the loop, so that starting does not grow with data.
+
+What follows from a metadata change (deletion, settings, leader epochs) is done here from the
+records of that change, never by comparing whole images.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from chronik.clock import Clock
+from chronik.config.effective import BrokerConfig
+from chronik.config.settings import Durability
+from chronik.metadata.image import BROKER, TOPIC, Image, Topic, id_bytes, id_text
+from chronik.metadata.records import (
+    ConfigRecord,
+    LeaderEpochsRecord,
+    PartitionRecord,
+    Record,
+    TopicRemovedRecord,
+)
+from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
+from chronik.replication.partition import Partition
+from chronik.replication.producers import Producers
+from chronik.replication.topic_config import TopicConfig, topic_config
+from chronik.storage.commit import GroupCommit
+from chronik.storage.disk import Disk
+from chronik.storage.errors import CorruptLog
+from chronik.storage.log import Log
+
+logger = logging.getLogger(__name__)
+
+NAME_LENGTH_MAX = 200  # of a topic's name in its directory's, which may have 255 with the id
+PRODUCERS_FILE = "producers"
+
+
+def topic_directory(data_dir: str, name: str, topic_id: bytes) -> str:
+    """Where a topic's partitions lie: its name for people, its id to tell two lives apart."""
+    return f"{data_dir}/topics/{name[:NAME_LENGTH_MAX]}.{id_text(topic_id)}"
+
+
+class Replicas:
+    """The partitions of this node."""
+
+    def __init__(
+        self,
+        *,
+        disk: Disk,
+        data_dir: str,
+        durability: Durability,
+        commit: GroupCommit,
+        clock: Clock,
+        broker_config: Callable[[], BrokerConfig],
+    ) -> None:
+        self._disk = disk
+        self._data_dir = data_dir
+        self._durability = durability
+        self._commit = commit
+        self._broker_config = broker_config
+        self._partitions: dict[bytes, dict[int, Partition]] = {}
+        self._by_log: dict[Log, Partition] = {}
+        self._on_disk: dict[bytes, set[int]] = {}
+        self._configs: dict[str, TopicConfig] = {}
+        self._default_config: TopicConfig | None = None
+        self._loading: dict[Partition, asyncio.Task[None]] = {}
+        self._removals: set[asyncio.Task[None]] = set()
+        self.clock = clock
+        self.image = Image()
+
+    # Finding a partition.
+
+    def find(self, topic: Topic | None, index: int) -> Partition:
+        """The partition that a request names, or UNKNOWN_TOPIC_OR_PARTITION."""
+        if topic is None or not 0 <= index < len(topic.partitions):
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        partitions = self._partitions.get(topic.id)
+        if partitions is None:
+            partitions = self._partitions[topic.id] = {}
+        partition = partitions.get(index)
+        if partition is None:
+            partition = partitions[index] = self._open(topic, index)
+        return partition
+
+    def _open(self, topic: Topic, index: int) -> Partition:
+        config = self.config_of(topic.name)
+        directory = f"{topic_directory(self._data_dir, topic.name, topic.id)}/{index}"
+        log = Log(self._disk, directory, config.log)
+        partition = Partition(
+            name=topic.name,
+            topic_id=topic.id,
+            index=index,
+            leader_epoch=topic.partitions[index].leader_epoch,
+            log=log,
+            config=config,
+            commit=self._commit,
+            durability=self._durability,
+        )
+        self._by_log[log] = partition
+        if index not in self._on_disk.get(topic.id, ()):
+            partition.loaded()  # Nothing was ever written: there is nothing to recover.
+        return partition
+
+    async def load(self, partition: Partition) -> None:
+        """Recover a partition's log off the loop; waits for a recovery that is under way."""
+        task = self._loading.get(partition)
+        if task is None:
+            task = asyncio.create_task(self._load(partition), name=f"load-{partition}")
+            self._loading[partition] = task
+            task.add_done_callback(lambda _: self._loading.pop(partition, None))
+        await asyncio.shield(task)
+
+    async def _load(self, partition: Partition) -> None:
+        try:
+            partition.producers = await self._disk.run(lambda: self._recover(partition.log))
+        except (CorruptLog, OSError) as error:
+            partition.fail(str(error))
+        else:
+            partition.loaded()
+
+    def _recover(self, log: Log) -> Producers:
+        """Blocking: the log, then the producers from their snapshot and the headers after it."""
+        log.load()
+        producers = Producers()
+        path = f"{log.directory}/{PRODUCERS_FILE}"
+        if self._disk.exists(path):
+            try:
+                data = bytes(self._disk.pread(path, self._disk.size(path), 0))
+                producers = Producers.from_snapshot(data)
+            except ProtocolError as reason:
+                logger.warning("producers rebuilt", extra={"path": path, "reason": str(reason)})
+        if producers.end_offset > log.end_offset:
+            # It tells of batches that a crash has cut off, and would pass for true once as many
+            # others are appended: it goes now.
+            producers = Producers()
+            self._disk.remove(path)
+            self._disk.sync_directory(log.directory)
+        producers.replay(log.scan_headers(producers.end_offset))
+        return producers
+
+    def loaded(self) -> Iterator[Partition]:
+        """Every partition that was used since the start and is usable."""
+        for partitions in tuple(self._partitions.values()):
+            for partition in tuple(partitions.values()):
+                if partition.is_loaded and partition.failure is None:
+                    yield partition
+
+    def unloaded(self) -> Iterator[tuple[Topic, int]]:
+        """Every partition with a directory that was not used since the start."""
+        for topic_id, indexes in tuple(self._on_disk.items()):
+            topic = self.image.topic_by_id(topic_id)
+            known = self._partitions.get(topic_id, {})
+            if topic is not None:
+                yield from ((topic, index) for index in sorted(indexes) if index not in known)
+
+    def directory_of(self, topic: Topic, index: int) -> str:
+        return f"{topic_directory(self._data_dir, topic.name, topic.id)}/{index}"
+
+    # Settings.
+
+    def config_of(self, name: str) -> TopicConfig:
+        """A topic's effective settings; topics without any of their own share one object."""
+        config = self._configs.get(name)
+        if config is not None:
+            return config
+        overrides = self.image.config(TOPIC, name)
+        if overrides:
+            config = self._configs[name] = topic_config(overrides, self._broker_config())
+            return config
+        if self._default_config is None:
+            self._default_config = topic_config({}, self._broker_config())
+        return self._default_config
+
+    # Start, metadata changes, stop.
+
+    def start(self, image: Image) -> None:
+        """Learn which partitions have files. Blocking: nothing is served yet."""
+        self.image = image
+        root = f"{self._data_dir}/topics"
+        for name in self._disk.list(root):
+            topic = _topic_of(name, image)
+            if topic is None:
+                # The committed metadata is the truth: a crash came between it and the removal.
+                logger.warning("removing a deleted topic's files", extra={"directory": name})
+                self._disk.remove_tree(f"{root}/{name}")
+                continue
+            indexes = {int(each) for each in self._disk.list(f"{root}/{name}") if each.isdigit()}
+            self._on_disk[topic.id] = indexes
+
+    def on_image(self, old: Image, new: Image, records: Sequence[Record]) -> None:
+        """Do what follows from a committed metadata change."""
+        self.image = new
+        for record in records:
+            match record:
+                case TopicRemovedRecord():
+                    self._remove(old, id_bytes(record.topic_id))
+                case ConfigRecord(resource=resource, resource_name=name):
+                    self._reconfigure(None if resource == BROKER else name)
+                case LeaderEpochsRecord() | PartitionRecord():
+                    self._update_epochs(record)
+                case _:
+                    pass
+
+    def _remove(self, old: Image, topic_id: bytes) -> None:
+        topic = old.topic_by_id(topic_id)
+        assert topic is not None
+        self._configs.pop(topic.name, None)
+        on_disk = self._on_disk.pop(topic_id, None)
+        removals = []
+        for partition in self._partitions.pop(topic_id, {}).values():
+            partition.deleted()
+            self._by_log.pop(partition.log, None)
+            removals.append(partition.log.delete())
+        if on_disk or removals:
+            # The directory has the topic's id in its name: a new topic of that name is not in
+            # its way, and what a crash leaves of it is removed at the next start.
+            directory = topic_directory(self._data_dir, topic.name, topic_id)
+            task = asyncio.create_task(
+                self._remove_directory(directory, removals), name=f"remove-{topic.name}"
+            )
+            self._removals.add(task)
+            task.add_done_callback(self._removals.discard)
+
+    async def _remove_directory(
+        self, directory: str, first: "Sequence[asyncio.Future[None]]"
+    ) -> None:
+        for removal in first:
+            await removal
+        await self._disk.run(lambda: self._disk.remove_tree(directory))
+
+    def _reconfigure(self, name: str | None) -> None:
+        if name is None:
+            self._configs.clear()
+            self._default_config = None
+        else:
+            self._configs.pop(name, None)
+        for partitions in self._partitions.values():
+            for partition in partitions.values():
+                if name is None or partition.name == name:
+                    partition.configure(self.config_of(partition.name), partition.leader_epoch)
+
+    def _update_epochs(self, record: LeaderEpochsRecord | PartitionRecord) -> None:
+        ids = (
+            [id_bytes(record.topic_id)]
+            if isinstance(record, PartitionRecord)
+            else list(self._partitions)
+        )
+        for topic_id in ids:
+            topic = self.image.topic_by_id(topic_id)
+            for partition in self._partitions.get(topic_id, {}).values():
+                if topic is not None:
+                    epoch = topic.partitions[partition.index].leader_epoch
+                    partition.configure(partition.config, epoch)
+
+    def on_durable(self, log: Log) -> None:
+        """The group commit has synced this log."""
+        partition = self._by_log.get(log)
+        if partition is not None:
+            partition.on_durable()
+
+    def on_failed(self, log: Log, error: BaseException) -> None:
+        """The group commit could not sync this log: the partition goes offline."""
+        partition = self._by_log.get(log)
+        if partition is not None:
+            partition.fail(str(error))
+
+    def checkpoint(self, partition: Partition) -> "asyncio.Future[None]":
+        """Save how far the log is known good, and the producers, off the loop."""
+        log = partition.log
+        snapshot = partition.producers.snapshot(log.end_offset)
+
+        def save() -> None:
+            log.checkpoint()
+            self._disk.write_durably(f"{log.directory}/{PRODUCERS_FILE}", snapshot)
+
+        return self._disk.run(save)
+
+    async def close(self) -> None:
+        """Leave every log clean, so that the next start trusts it."""
+        tasks = [*self._loading.values(), *self._removals]
+        if tasks:
+            await asyncio.wait(tasks)
+        for partition in self.loaded():
+            if partition.log.end_offset > 0:
+                await self.checkpoint(partition)
+                await self._disk.run(partition.log.close)
+
+
+def _topic_of(directory: str, image: Image) -> Topic | None:
+    try:
+        return image.topic_by_id(id_bytes(directory.rpartition(".")[2]))
+    except ValueError:
+        return None

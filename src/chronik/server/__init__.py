@@ -1,0 +1,1 @@
+"""The Kafka listener: bytes to requests, requests to handlers, responses to bytes."""

@@ -1,0 +1,66 @@
+"""What a handler can reach: the parts of the node, and who asks in which version."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chronik.clock import Clock
+from chronik.config.effective import BrokerConfig
+from chronik.config.settings import Settings
+from chronik.metadata.image import BROKER, Image, Topic
+from chronik.metadata.runtime import MetadataRuntime
+from chronik.metrics import Metrics
+from chronik.replication.replicas import Replicas
+from chronik.server.fetch_sessions import FetchSessions
+from chronik.server.producer_ids import ProducerIds
+from chronik.storage.disk import Disk
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """The parts of this node that requests are answered from."""
+
+    node_id: int
+    cluster_id: str
+    settings: Settings
+    data_dir: str
+    metadata: MetadataRuntime
+    replicas: Replicas
+    fetch_sessions: FetchSessions
+    producer_ids: ProducerIds
+    disk: Disk
+    clock: Clock
+    metrics: Metrics
+    broker_config: Callable[[], BrokerConfig]
+    fetch_bytes_left: Callable[[], int]
+
+    @property
+    def image(self) -> Image:
+        return self.metadata.image
+
+
+@dataclass(slots=True)
+class Context:
+    """One request's surroundings."""
+
+    node: Node
+    version: int
+    client_id: str | None
+    client_host: str
+
+    @property
+    def image(self) -> Image:
+        return self.node.metadata.image
+
+    def topic(self, name: str, topic_id: bytes, by_id: bool) -> Topic | None:
+        """The topic that a request names, by id in the versions that have only ids."""
+        image = self.node.metadata.image
+        return image.topic_by_id(topic_id) if by_id else image.topics.get(name)
+
+
+def broker_config(settings: Settings, image: Image, node_id: int) -> BrokerConfig:
+    """A broker's settings: given at the start, set for all brokers, set for this one."""
+    return BrokerConfig(
+        static=settings.kafka,
+        cluster=image.config(BROKER, ""),
+        broker=image.config(BROKER, str(node_id)),
+    )

@@ -1,0 +1,1 @@
+"""One small file per API family: translate a request, call one thing below, translate back."""

@@ -1,0 +1,302 @@
+"""Fetch: whole batches, as stored, from the partitions of a session or of one request.
+
+Versions: 0-18 (0-3 get message sets of magic 0 or 1; from 7 on sessions; from 13 on topic ids).
+
+Behaviour
+    A full fetch answers every partition it named, an incremental one those with news.
+    `min_bytes` waits for appends, at most `max_wait_ms`: an append wakes it, not a poll.
+    The first partition with data gives at least one whole batch, whatever the limits.
+    An offset below the log start or above the high watermark is OFFSET_OUT_OF_RANGE.
+    zstd is UNSUPPORTED_COMPRESSION_TYPE below v10, and for every message set.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from chronik.protocol import codecs, legacy
+from chronik.protocol.batch import split
+from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.protocol.messages.fetch import (
+    EpochEndOffset,
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+)
+from chronik.protocol.schema import Buffer
+from chronik.replication.partition import Partition
+from chronik.server.context import Context
+from chronik.server.fetch_sessions import FetchSession, Interest, Key, Position
+
+BY_ID_VERSION = 13
+MESSAGE_SET_VERSION = 3  # up to here clients read only message sets
+MAGIC_1_VERSION = 2
+ZSTD_VERSION = 10
+REQUEST_LIMIT_VERSION = 3  # from here on a request limits the whole response
+
+
+class _Blocked(Exception):
+    """A partition cannot be read without waiting for the disk."""
+
+    def __init__(self, partition: Partition) -> None:
+        super().__init__()
+        self.partition = partition
+
+
+class _Reader:
+    """Reads what one request wants, within its limits."""
+
+    def __init__(
+        self, context: Context, request: FetchRequest, interest: Interest, full: bool
+    ) -> None:
+        self._context = context
+        self._request = request
+        self._interest = interest
+        self._full = full
+        self._cold: dict[Key, Buffer] = {}
+        self.results: dict[Key, PartitionData] = {}
+        self.bytes_read = 0
+        self.has_error = False
+
+    def read(self) -> None:
+        """Read every partition that may have news; raises _Blocked before anything changes."""
+        self.results.clear()
+        self.bytes_read = 0
+        self.has_error = False
+        config = self._context.node.broker_config()
+        left = min(config.integer("fetch.max.bytes"), self._context.node.fetch_bytes_left())
+        if self._context.version >= REQUEST_LIMIT_VERSION:
+            left = min(left, max(self._request.max_bytes, 0))
+        keys = self._interest.positions if self._full else self._interest.ready
+        for key in tuple(keys):
+            position = self._interest.positions[key]
+            try:
+                data = self._read_partition(position, left)
+            except KafkaError as error:
+                data = _error(key[1], error)
+                self.has_error = True
+            self.results[key] = data
+            left -= _size(data)
+
+    def _read_partition(self, position: Position, left: int) -> PartitionData:
+        partition = self._resolve(position.key)
+        if not partition.is_loaded and partition.failure is None:
+            raise _Blocked(partition)
+        position.found(partition, self._interest)
+        partition.check_leader_epoch(position.leader_epoch)
+        diverging = self._diverging_epoch(partition, position)
+        if diverging is not None:
+            self.has_error = True  # Answer at once: nothing that is appended changes it.
+            return _data(partition, b"", diverging_epoch=diverging)
+        records = self._records(partition, position, left)
+        self.bytes_read += len(records)
+        self._context.node.metrics.records_bytes_out += len(records)
+        return _data(partition, records)
+
+    def _resolve(self, key: Key) -> Partition:
+        name, index = key
+        image = self._context.image
+        if isinstance(name, bytes):
+            topic = image.topic_by_id(name)
+            if topic is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+        else:
+            topic = image.topics.get(name)
+        return self._context.node.replicas.find(topic, index)
+
+    def _diverging_epoch(self, partition: Partition, position: Position) -> EpochEndOffset | None:
+        """Where a follower's log and ours part, if its last epoch says so (KIP-595)."""
+        if position.last_fetched_epoch < 0:
+            return None
+        epoch, end_offset = partition.log.end_offset_for_epoch(position.last_fetched_epoch)
+        if epoch == position.last_fetched_epoch and end_offset >= position.fetch_offset:
+            return None
+        if epoch < 0:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        return EpochEndOffset(epoch=epoch, end_offset=end_offset)
+
+    def _records(self, partition: Partition, position: Position, left: int) -> Buffer:
+        first = self.bytes_read == 0 or self._context.version < REQUEST_LIMIT_VERSION
+        size = min(position.max_bytes, left)
+        cold = self._cold.get(position.key)
+        if cold is not None:
+            data: Buffer | None = cold
+        else:
+            size = max(size, 1) if first else size
+            data = partition.read(position.fetch_offset, size, at_least_one_batch=first)
+        if data is None:
+            raise _Blocked(partition)
+        if len(data) and self._context.version < ZSTD_VERSION:
+            return self._for_old_client(partition, position, data)
+        return data
+
+    def _for_old_client(self, partition: Partition, position: Position, data: Buffer) -> Buffer:
+        version = self._context.version
+        if any(batch.header.codec == codecs.ZSTD for batch in split(data)):
+            raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+        if version > MESSAGE_SET_VERSION:
+            return data
+        if not partition.config.downconversion:
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+        magic = 1 if version >= MAGIC_1_VERSION else 0
+        return legacy.from_batches(data, magic, position.fetch_offset)
+
+    async def read_cold(self) -> None:
+        """Read on until nothing blocks: load partitions, and take cold bytes from a thread."""
+        node = self._context.node
+        while True:
+            try:
+                self.read()
+            except _Blocked as blocked:
+                partition = blocked.partition
+                if not partition.is_loaded:
+                    await node.replicas.load(partition)
+                else:
+                    await self._read_in_thread(partition)
+            else:
+                self._cold.clear()
+                return
+
+    async def _read_in_thread(self, partition: Partition) -> None:
+        positions = self._interest.positions
+        key, position = next((k, p) for k, p in positions.items() if p.partition is partition)
+        size = min(
+            position.max_bytes, self._context.node.broker_config().integer("fetch.max.bytes")
+        )
+        offset = position.fetch_offset
+        try:
+            data = await self._context.node.disk.run(
+                lambda: partition.read(offset, max(size, 1), nowait=False)
+            )
+        except KafkaError:
+            return  # The next try without waiting meets the same error, and answers it.
+        assert data is not None
+        self._cold[key] = data
+
+    def is_satisfied(self) -> bool:
+        return self.has_error or self.bytes_read >= self._request.min_bytes
+
+    def response(self) -> FetchResponse:
+        """The answer; partitions that were answered go to the end of the next one's queue."""
+        chosen = {
+            key: data
+            for key, data in self.results.items()
+            if self._full or _is_news(data, self._interest.positions[key])
+        }
+        for key, data in self.results.items():
+            position = self._interest.positions[key]
+            position.high_watermark = data.high_watermark
+            position.log_start_offset = data.log_start_offset
+            self._interest.ready.pop(key, None)
+            if _size(data) or data.error_code:
+                # There may be more, and the client moves its offset in the next request.
+                self._interest.ready[key] = None
+                self._interest.positions.move_to_end(key)
+        session_id = self._interest.id if isinstance(self._interest, FetchSession) else 0
+        return FetchResponse(session_id=session_id, responses=_grouped(chosen))
+
+
+def fetch(
+    context: Context, request: FetchRequest
+) -> FetchResponse | Coroutine[Any, Any, FetchResponse]:
+    by_id = context.version >= BY_ID_VERSION
+    try:
+        interest, full = context.node.fetch_sessions.begin(request, by_id)
+    except KafkaError as error:
+        return FetchResponse(error_code=error.code, responses=())
+    reader = _Reader(context, request, interest, full)
+    try:
+        reader.read()
+    except _Blocked:
+        return _wait(context, request, interest, reader, cold=True)
+    if reader.is_satisfied() or request.max_wait_ms <= 0:
+        response = reader.response()
+        _end(interest)
+        return response
+    return _wait(context, request, interest, reader, cold=False)
+
+
+async def _wait(
+    context: Context, request: FetchRequest, interest: Interest, reader: _Reader, *, cold: bool
+) -> FetchResponse:
+    """Wait for enough bytes or the deadline, then read once more."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + max(request.max_wait_ms, 0) / 1000
+    try:
+        if cold:
+            await reader.read_cold()
+        while not reader.is_satisfied() and loop.time() < deadline:
+            woken = loop.create_future()
+            interest.watch_all()
+            interest.park(request.min_bytes - reader.bytes_read, lambda: _wake(woken))  # noqa: B023
+            timer = loop.call_at(deadline, _wake, woken)
+            try:
+                await woken
+            finally:
+                timer.cancel()
+                interest.unpark()
+            await reader.read_cold()
+        return reader.response()
+    finally:
+        _end(interest)
+
+
+def _wake(woken: "asyncio.Future[None]") -> None:
+    if not woken.done():
+        woken.set_result(None)
+
+
+def _end(interest: Interest) -> None:
+    if not isinstance(interest, FetchSession):
+        interest.close()
+
+
+def _is_news(data: PartitionData, position: Position) -> bool:
+    return bool(
+        _size(data)
+        or data.error_code
+        or data.diverging_epoch.epoch >= 0
+        or data.high_watermark != position.high_watermark
+        or data.log_start_offset != position.log_start_offset
+    )
+
+
+def _size(data: PartitionData) -> int:
+    records: Any = data.records
+    return len(records)
+
+
+def _data(
+    partition: Partition, records: Buffer, diverging_epoch: EpochEndOffset | None = None
+) -> PartitionData:
+    return PartitionData(
+        partition_index=partition.index,
+        error_code=ErrorCode.NONE,
+        high_watermark=partition.high_watermark,
+        last_stable_offset=partition.last_stable_offset,
+        log_start_offset=partition.log.log_start_offset,
+        diverging_epoch=diverging_epoch or _NO_DIVERGENCE,
+        records=records,
+    )
+
+
+_NO_DIVERGENCE = EpochEndOffset()
+
+
+def _error(index: int, error: KafkaError) -> PartitionData:
+    return PartitionData(
+        partition_index=index, error_code=error.code, high_watermark=-1, records=b""
+    )
+
+
+def _grouped(results: dict[Key, PartitionData]) -> list[FetchableTopicResponse]:
+    topics: dict[str | bytes, list[PartitionData]] = {}
+    for (name, _), data in results.items():
+        topics.setdefault(name, []).append(data)
+    return [
+        FetchableTopicResponse(topic_id=name, partitions=partitions)
+        if isinstance(name, bytes)
+        else FetchableTopicResponse(topic=name, partitions=partitions)
+        for name, partitions in topics.items()
+    ]

@@ -1,0 +1,173 @@
+"""ListOffsets and OffsetForLeaderEpoch: where a partition starts, ends, or reaches a time.
+
+Versions: ListOffsets 0-10, OffsetForLeaderEpoch 0-4.
+
+Behaviour
+    -1 latest (the high watermark, or the last stable offset for read_committed), -2 earliest,
+    -3 the record with the largest timestamp (v7+), -4 the earliest local offset (v8+, the same as
+    earliest), -5 the latest tiered offset (v9+: none, so -1); any other number is a timestamp and
+    finds the first record at or after it, exactly.
+    v0 answers a list of offsets.
+    OffsetForLeaderEpoch answers the end of the largest epoch that is not above the asked one.
+"""
+
+from chronik.model import NO_LEADER_EPOCH, NO_TIMESTAMP
+from chronik.protocol.batch import read_header
+from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
+from chronik.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+    ListOffsetsTopicResponse,
+)
+from chronik.protocol.messages.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopicResult,
+)
+from chronik.protocol.records import iter_records
+from chronik.replication.partition import Partition
+from chronik.server.context import Context
+from chronik.storage.errors import StorageError
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+READ_COMMITTED = 1
+# Since which version a negative timestamp has its meaning.
+_SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+
+Found = tuple[int, int, int]  # timestamp, offset, leader epoch
+NOT_FOUND: Found = (NO_TIMESTAMP, -1, NO_LEADER_EPOCH)
+
+
+async def list_offsets(context: Context, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    return ListOffsetsResponse(
+        topics=[
+            ListOffsetsTopicResponse(
+                name=topic.name,
+                partitions=[
+                    await _list_offset(context, request, topic, partition)
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+async def _list_offset(
+    context: Context,
+    request: ListOffsetsRequest,
+    topic: ListOffsetsTopic,
+    asked: ListOffsetsPartition,
+) -> ListOffsetsPartitionResponse:
+    try:
+        partition = await loaded_partition(context, topic.name, asked.partition_index)
+        partition.check_leader_epoch(asked.current_leader_epoch)
+        timestamp, offset, epoch = await _find(context, request, partition, asked.timestamp)
+    except KafkaError as error:
+        return ListOffsetsPartitionResponse(
+            partition_index=asked.partition_index, error_code=error.code
+        )
+    old_style = [offset] if offset >= 0 and asked.max_num_offsets > 0 else []
+    return ListOffsetsPartitionResponse(
+        partition_index=asked.partition_index,
+        error_code=ErrorCode.NONE,
+        old_style_offsets=old_style,
+        timestamp=timestamp,
+        offset=offset,
+        leader_epoch=epoch,
+    )
+
+
+async def loaded_partition(context: Context, name: str, index: int) -> Partition:
+    """The partition, recovered if it was not yet, or KafkaError."""
+    partition = context.node.replicas.find(context.image.topics.get(name), index)
+    if not partition.is_loaded and partition.failure is None:
+        await context.node.replicas.load(partition)
+    if partition.failure is not None:
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, partition.failure)
+    return partition
+
+
+async def _find(
+    context: Context, request: ListOffsetsRequest, partition: Partition, timestamp: int
+) -> Found:
+    if timestamp < 0 and context.version < _SINCE.get(timestamp, context.version + 1):
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+    epochs = partition.log.leader_epochs
+    match timestamp:
+        case -1:
+            committed = request.isolation_level == READ_COMMITTED
+            end = partition.last_stable_offset if committed else partition.high_watermark
+            return NO_TIMESTAMP, end, partition.leader_epoch
+        case -2 | -4:
+            epoch = epochs[0][0] if epochs else NO_LEADER_EPOCH
+            return NO_TIMESTAMP, partition.log.log_start_offset, epoch
+        case -5:
+            return NOT_FOUND
+        case -3:
+            return await _search(context, partition, None)
+        case _:
+            return await _search(context, partition, timestamp)
+
+
+async def _search(context: Context, partition: Partition, timestamp: int | None) -> Found:
+    """The first record at or after a timestamp, or with the largest one; off the loop."""
+
+    def search() -> Found:
+        log = partition.log
+        found = log.max_timestamp_batch() if timestamp is None else log.find_timestamp(timestamp)
+        if found is None:
+            return NOT_FOUND
+        header = read_header(found.data)
+        wanted = header.max_timestamp if timestamp is None else timestamp
+        for record in iter_records(found.data):
+            if record.timestamp >= wanted and record.offset >= log.log_start_offset:
+                return record.timestamp, record.offset, header.leader_epoch
+        return NOT_FOUND
+
+    try:
+        found = await context.node.disk.run(search)
+    except (StorageError, ProtocolError, OSError) as error:
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+    return found if found[1] < partition.high_watermark else NOT_FOUND
+
+
+async def offset_for_leader_epoch(
+    context: Context, request: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
+    return OffsetForLeaderEpochResponse(
+        topics=[
+            OffsetForLeaderTopicResult(
+                topic=topic.topic,
+                partitions=[
+                    await _epoch_end(context, topic.topic, asked) for asked in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+async def _epoch_end(
+    context: Context, name: str, asked: OffsetForLeaderPartition
+) -> EpochEndOffset:
+    try:
+        partition = await loaded_partition(context, name, asked.partition)
+        partition.check_leader_epoch(asked.current_leader_epoch)
+    except KafkaError as error:
+        return EpochEndOffset(error_code=error.code, partition=asked.partition)
+    if asked.leader_epoch == partition.leader_epoch:
+        epoch, end_offset = partition.leader_epoch, partition.log.end_offset
+    else:
+        epoch, end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+    return EpochEndOffset(
+        error_code=ErrorCode.NONE,
+        partition=asked.partition,
+        leader_epoch=epoch,
+        end_offset=end_offset,
+    )

@@ -1,0 +1,274 @@
+"""Metadata, DescribeCluster, DescribeTopicPartitions: the committed image, as clients want it.
+
+Versions: Metadata 0-13, DescribeCluster 0-2, DescribeTopicPartitions 0.
+
+Behaviour
+    All topics are asked for by null, in Metadata v0 by an empty list.
+    A missing topic is created where the setting and the request allow it (v0-3 always allow);
+    the answer waits for the creation, so that the client need not ask again.
+    From v10 on topics may be named by id; an unknown id is UNKNOWN_TOPIC_ID.
+    DescribeTopicPartitions pages by name and partition.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+from chronik.metadata.commands import CreateTopic
+from chronik.metadata.controller import check_topic_name
+from chronik.metadata.image import Topic, id_text
+from chronik.metadata.records import PartitionRecord
+from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.protocol.messages.cluster import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+from chronik.protocol.messages.metadata import (
+    OPERATIONS_OMITTED,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from chronik.protocol.messages.topics import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
+from chronik.protocol.schema import NO_UUID
+from chronik.server.context import Context
+from chronik.server.operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
+
+BROKER_ENDPOINTS = 1
+
+
+def metadata(
+    context: Context, request: MetadataRequest
+) -> MetadataResponse | Coroutine[Any, Any, MetadataResponse]:
+    missing = _missing_names(context, request)
+    if missing:
+        return _create_then_answer(context, request, missing)
+    return _answer(context, request, {})
+
+
+def _wants_all(context: Context, request: MetadataRequest) -> bool:
+    return request.topics is None or (context.version == 0 and not request.topics)
+
+
+def _missing_names(context: Context, request: MetadataRequest) -> list[str]:
+    """Topics to create before the answer."""
+    if _wants_all(context, request) or not request.allow_auto_topic_creation:
+        return []
+    topics = context.image.topics
+    missing = [
+        topic.name
+        for topic in request.topics or ()
+        if topic.topic_id == NO_UUID and topic.name is not None and topic.name not in topics
+    ]
+    if missing and not context.node.broker_config().flag("auto.create.topics.enable"):
+        return []
+    return list(dict.fromkeys(missing))
+
+
+async def _create_then_answer(
+    context: Context, request: MetadataRequest, names: list[str]
+) -> MetadataResponse:
+    replies = [
+        context.node.metadata.submit(CreateTopic(name=name, topic_id=id_text(uuid.uuid4().bytes)))
+        for name in names
+    ]
+    outcomes = await asyncio.gather(*replies, return_exceptions=True)
+    errors: dict[str, ErrorCode] = {}
+    for name, outcome in zip(names, outcomes, strict=True):
+        if isinstance(outcome, KafkaError):
+            errors[name] = outcome.code
+        elif isinstance(outcome, BaseException):
+            raise outcome
+    return _answer(context, request, errors)
+
+
+def _answer(
+    context: Context, request: MetadataRequest, errors: dict[str, ErrorCode]
+) -> MetadataResponse:
+    image = context.image
+    operations = OPERATIONS_OMITTED
+    if request.include_topic_authorized_operations:
+        operations = TOPIC_OPERATIONS
+    if _wants_all(context, request):
+        topics = [_topic(topic, operations) for topic in image.topics.values()]
+    else:
+        topics = [
+            _asked_topic(context, each.name, each.topic_id, operations, errors)
+            for each in request.topics or ()
+        ]
+    return MetadataResponse(
+        brokers=[
+            MetadataResponseBroker(
+                node_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack
+            )
+            for broker in image.online_brokers
+        ],
+        cluster_id=context.node.cluster_id,
+        controller_id=context.node.metadata.controller_id,
+        topics=topics,
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS
+            if request.include_cluster_authorized_operations
+            else OPERATIONS_OMITTED
+        ),
+    )
+
+
+def _asked_topic(
+    context: Context,
+    name: str | None,
+    topic_id: bytes,
+    operations: int,
+    errors: dict[str, ErrorCode],
+) -> MetadataResponseTopic:
+    if topic_id != NO_UUID:
+        topic = context.image.topic_by_id(topic_id)
+        error = ErrorCode.UNKNOWN_TOPIC_ID
+    else:
+        topic = context.image.topics.get(name or "")
+        error = errors.get(name or "", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if error in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_ALREADY_EXISTS):
+            error = _name_error(name or "")
+    if topic is not None:
+        return _topic(topic, operations)
+    known_name = name if topic_id == NO_UUID or context.version >= 12 else name or ""
+    return MetadataResponseTopic(
+        error_code=error,
+        name=known_name,
+        topic_id=topic_id,
+        partitions=(),
+        topic_authorized_operations=operations,
+    )
+
+
+def _name_error(name: str) -> ErrorCode:
+    try:
+        check_topic_name(name)
+    except KafkaError as error:
+        return error.code
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _topic(topic: Topic, operations: int) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        error_code=ErrorCode.NONE,
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.is_internal,
+        partitions=[_partition(partition) for partition in topic.partitions],
+        topic_authorized_operations=operations,
+    )
+
+
+def _partition(partition: PartitionRecord) -> MetadataResponsePartition:
+    return MetadataResponsePartition(
+        error_code=ErrorCode.NONE,
+        partition_index=partition.partition,
+        leader_id=partition.leader,
+        leader_epoch=partition.leader_epoch,
+        replica_nodes=partition.replicas,
+        isr_nodes=partition.isr,
+    )
+
+
+def describe_cluster(context: Context, request: DescribeClusterRequest) -> DescribeClusterResponse:
+    if request.endpoint_type != BROKER_ENDPOINTS:
+        return DescribeClusterResponse(
+            error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE
+            if request.endpoint_type == 2
+            else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
+            error_message="This is a broker's listener: only brokers are described.",
+            cluster_id="",
+            brokers=(),
+        )
+    return DescribeClusterResponse(
+        error_code=ErrorCode.NONE,
+        cluster_id=context.node.cluster_id,
+        controller_id=context.node.metadata.controller_id,
+        brokers=[
+            DescribeClusterBroker(
+                broker_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack
+            )
+            for broker in context.image.online_brokers
+        ],
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS
+            if request.include_cluster_authorized_operations
+            else OPERATIONS_OMITTED
+        ),
+    )
+
+
+def describe_topic_partitions(
+    context: Context, request: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    image = context.image
+    names = sorted({topic.name for topic in request.topics} or image.topics)
+    start = request.cursor
+    if start is not None:
+        names = [name for name in names if name >= start.topic_name]
+    limit = context.node.broker_config().integer("max.request.partition.size.limit")
+    limit = min(limit, max(request.response_partition_limit, 1))
+    topics: list[DescribeTopicPartitionsResponseTopic] = []
+    for name in names:
+        first = start.partition_index if start is not None and start.topic_name == name else 0
+        topic = image.topics.get(name)
+        if topic is None:
+            topics.append(_missing_description(name))
+            continue
+        if limit <= 0:
+            cursor = Cursor(topic_name=name, partition_index=first)
+            return DescribeTopicPartitionsResponse(topics=topics, next_cursor=cursor)
+        page = topic.partitions[first : first + limit]
+        limit -= len(page)
+        topics.append(_description(topic, list(_described(page))))
+        if first + len(page) < len(topic.partitions):
+            cursor = Cursor(topic_name=name, partition_index=first + len(page))
+            return DescribeTopicPartitionsResponse(topics=topics, next_cursor=cursor)
+    return DescribeTopicPartitionsResponse(topics=topics)
+
+
+def _missing_description(name: str) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=_name_error(name), name=name, topic_id=NO_UUID, partitions=()
+    )
+
+
+def _description(
+    topic: Topic, partitions: list[DescribeTopicPartitionsResponsePartition]
+) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=ErrorCode.NONE,
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.is_internal,
+        partitions=partitions,
+        topic_authorized_operations=TOPIC_OPERATIONS,
+    )
+
+
+def _described(
+    partitions: tuple[PartitionRecord, ...],
+) -> Iterator[DescribeTopicPartitionsResponsePartition]:
+    for partition in partitions:
+        yield DescribeTopicPartitionsResponsePartition(
+            error_code=ErrorCode.NONE,
+            partition_index=partition.partition,
+            leader_id=partition.leader,
+            leader_epoch=partition.leader_epoch,
+            replica_nodes=partition.replicas,
+            isr_nodes=partition.isr,
+            eligible_leader_replicas=(),  # Java's client takes no null here.
+            last_known_elr=(),
+            offline_replicas=(),
+        )

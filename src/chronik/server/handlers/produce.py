@@ -1,0 +1,281 @@
+"""Produce: append each partition's batches, and answer when they are committed.
+
+Versions: 0-13 (0-2 carry message sets of magic 0 and 1; 13 names topics by id).
+
+Behaviour
+    acks 0 has no answer; if a partition fails, the connection is closed. acks 1 and all are
+    answered once the high watermark has passed the append; other values are
+    INVALID_REQUIRED_ACKS.
+    Appends run at once and in order; the wait for acks holds up nobody.
+    A failed partition has base offset, append time and log start offset -1.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from chronik.metadata.image import Topic
+from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.protocol.messages.produce import (
+    BatchIndexAndErrorMessage,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from chronik.protocol.schema import Buffer
+from chronik.replication.admission import InvalidRecords
+from chronik.replication.partition import Appended, Partition
+from chronik.server.connection import CloseConnection
+from chronik.server.context import Context
+
+ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
+BY_ID_VERSION = 13
+
+Result = ProduceResponse | None
+
+
+class _Append:
+    """One partition's outcome, known now or once it is committed."""
+
+    __slots__ = ("appended", "error", "index", "partition", "waits")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.partition: Partition | None = None
+        self.appended: Appended | None = None
+        self.error: KafkaError | None = None
+        self.waits = False
+
+    def response(self) -> PartitionProduceResponse:
+        appended = self.appended
+        if self.error is not None or appended is None:
+            return _failed(self.index, self.error or KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR))
+        return PartitionProduceResponse(
+            index=self.index,
+            error_code=ErrorCode.NONE,
+            base_offset=appended.base_offset,
+            log_append_time_ms=appended.log_append_time_ms,
+            log_start_offset=appended.log_start_offset,
+        )
+
+
+class _Acks:
+    """Waits until every append of a request is committed, its disk failed, or time is up."""
+
+    def __init__(self, topics: list[tuple[TopicProduceData, list[_Append]]]) -> None:
+        self._topics = topics
+        self._waiting = {
+            append: None for _, appends in topics for append in appends if append.waits
+        }
+        loop = asyncio.get_running_loop()
+        self.reply: asyncio.Future[Result] = loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, timeout_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(timeout_ms, 0) / 1000, self._expired)
+        for append in tuple(self._waiting):
+            assert append.partition is not None
+            assert append.appended is not None
+            if append.partition.wait_acknowledged(append.appended.end_offset, self):
+                self._waiting.pop(append)
+        self._maybe_reply()
+
+    def acknowledged(self, partition: Partition) -> None:
+        self._end(partition, None)
+
+    def failed(self, partition: Partition) -> None:
+        reason = partition.failure
+        code = (
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if reason is None
+            else ErrorCode.KAFKA_STORAGE_ERROR
+        )
+        self._end(partition, KafkaError(code, reason))
+
+    def _end(self, partition: Partition, error: KafkaError | None) -> None:
+        append = next((each for each in self._waiting if each.partition is partition), None)
+        if append is not None:
+            append.error = error
+            self._waiting.pop(append)
+            self._maybe_reply()
+
+    def _expired(self) -> None:
+        for append in self._waiting:
+            append.error = KafkaError(ErrorCode.REQUEST_TIMED_OUT)
+        self._waiting.clear()
+        self._maybe_reply()
+
+    def _maybe_reply(self) -> None:
+        if not self._waiting and not self.reply.done():
+            if self._timer is not None:
+                self._timer.cancel()
+            self.reply.set_result(_response(self._topics))
+
+
+def produce(
+    context: Context, request: ProduceRequest
+) -> "Result | asyncio.Future[Result] | Coroutine[Any, Any, Result]":
+    if request.acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
+        return _refused(request, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS))
+    if request.transactional_id is not None:
+        error = KafkaError(ErrorCode.INVALID_TXN_STATE, "No transaction is open for this id.")
+        return _refused(request, error)
+    unloaded = _unloaded(context, request)
+    if unloaded:
+        return _load_then_produce(context, _detached(request), unloaded)
+    return _append_all(context, request)
+
+
+def _unloaded(context: Context, request: ProduceRequest) -> list[Partition]:
+    """Partitions that must be recovered before they are written to."""
+    found = []
+    by_id = context.version >= BY_ID_VERSION
+    for data in request.topic_data:
+        topic = context.topic(data.name, data.topic_id, by_id)
+        for partition_data in data.partition_data:
+            try:
+                partition = context.node.replicas.find(topic, partition_data.index)
+            except KafkaError:
+                continue
+            if not partition.is_loaded and partition.failure is None:
+                found.append(partition)
+    return found
+
+
+async def _load_then_produce(
+    context: Context, request: ProduceRequest, unloaded: list[Partition]
+) -> Result:
+    for partition in unloaded:
+        await context.node.replicas.load(partition)
+    result = _append_all(context, request)
+    return await result if isinstance(result, asyncio.Future) else result
+
+
+def _detached(request: ProduceRequest) -> ProduceRequest:
+    """The same request with its own bytes: the receive buffer will be used again."""
+    return ProduceRequest(
+        transactional_id=request.transactional_id,
+        acks=request.acks,
+        timeout_ms=request.timeout_ms,
+        topic_data=[
+            TopicProduceData(
+                name=data.name,
+                topic_id=data.topic_id,
+                partition_data=[
+                    PartitionProduceData(index=each.index, records=_copied(each.records))
+                    for each in data.partition_data
+                ],
+            )
+            for data in request.topic_data
+        ],
+    )
+
+
+def _copied(records: Any) -> bytes | None:
+    return None if records is None else bytes(records)
+
+
+def _append_all(context: Context, request: ProduceRequest) -> "Result | asyncio.Future[Result]":
+    now_ms = context.node.clock.wall_ms()
+    by_id = context.version >= BY_ID_VERSION
+    waits = False
+    topics: list[tuple[TopicProduceData, list[_Append]]] = []
+    for data in request.topic_data:
+        topic = context.topic(data.name, data.topic_id, by_id)
+        unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        appends = []
+        for partition_data in data.partition_data:
+            append = _Append(partition_data.index)
+            try:
+                if topic is None:
+                    raise KafkaError(unknown)
+                _append(context, topic, partition_data, request.acks, now_ms, append)
+            except KafkaError as error:
+                append.error = error
+            waits = waits or append.waits
+            appends.append(append)
+        topics.append((data, appends))
+    if request.acks == ACKS_NONE:
+        _check_unanswered(topics)
+        return None
+    if not waits:
+        return _response(topics)
+    acks = _Acks(topics)
+    acks.start(request.timeout_ms)
+    return acks.reply
+
+
+def _append(
+    context: Context,
+    topic: Topic,
+    data: PartitionProduceData,
+    acks: int,
+    now_ms: int,
+    append: _Append,
+) -> None:
+    partition = context.node.replicas.find(topic, data.index)
+    records: Any = data.records
+    buffer: Buffer = b"" if records is None else records
+    append.partition = partition
+    append.appended = partition.append(
+        buffer,
+        version=context.version,
+        acks=acks,
+        isr_count=len(topic.partitions[data.index].isr),
+        now_ms=now_ms,
+    )
+    append.waits = append.appended.end_offset > partition.high_watermark
+    context.node.metrics.records_bytes_in += len(buffer)
+
+
+def _check_unanswered(topics: list[tuple[TopicProduceData, list[_Append]]]) -> None:
+    for data, appends in topics:
+        for append in appends:
+            if append.error is not None:
+                raise CloseConnection(f"acks=0 to {data.name}-{append.index}: {append.error}")
+
+
+def _response(topics: list[tuple[TopicProduceData, list[_Append]]]) -> ProduceResponse:
+    return ProduceResponse(
+        responses=[
+            TopicProduceResponse(
+                name=data.name,
+                topic_id=data.topic_id,
+                partition_responses=[append.response() for append in appends],
+            )
+            for data, appends in topics
+        ]
+    )
+
+
+def _refused(request: ProduceRequest, error: KafkaError) -> Result:
+    if request.acks == ACKS_NONE:
+        raise CloseConnection(str(error))
+    return ProduceResponse(
+        responses=[
+            TopicProduceResponse(
+                name=data.name,
+                topic_id=data.topic_id,
+                partition_responses=[_failed(each.index, error) for each in data.partition_data],
+            )
+            for data in request.topic_data
+        ]
+    )
+
+
+def _failed(index: int, error: KafkaError) -> PartitionProduceResponse:
+    indexes = error.indexes if isinstance(error, InvalidRecords) else ()
+    return PartitionProduceResponse(
+        index=index,
+        error_code=error.code,
+        base_offset=-1,
+        record_errors=[
+            BatchIndexAndErrorMessage(batch_index=each, batch_index_error_message=error.message)
+            for each in indexes
+        ],
+        error_message=error.message,
+    )

@@ -1,0 +1,248 @@
+"""CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords.
+
+Versions: CreateTopics 0-7, DeleteTopics 0-6 (6 also by id), CreatePartitions 0-3,
+DeleteRecords 0-2.
+
+Behaviour
+    Each topic succeeds or fails by itself. A name given twice in one request is INVALID_REQUEST.
+    The answer comes once the change is committed and visible on this node, or with
+    REQUEST_TIMED_OUT after the request's own timeout: the change may still happen then.
+    `validate_only` decides and logs nothing.
+    DeleteRecords is durable before it is answered.
+"""
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from chronik.config.effective import in_topic_terms, topic_synonyms
+from chronik.config.topic_settings import TOPIC_SETTINGS
+from chronik.metadata.commands import Command, CreatePartitions, CreateTopic, DeleteTopic
+from chronik.metadata.image import Topic, id_text
+from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.protocol.messages.topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from chronik.protocol.schema import NO_UUID
+from chronik.server.context import Context
+from chronik.server.handlers.list_offsets import loaded_partition
+
+BY_ID_VERSION = 6
+DELETION_DISABLED_VERSION = 3
+
+
+async def submit(
+    context: Context, command: Command, timeout_ms: int, *, validate_only: bool = False
+) -> Any:
+    """The response of a command once this node has applied it, or KafkaError."""
+    if validate_only:
+        return context.node.metadata.decide(command).response
+    reply = context.node.metadata.submit(command)
+    try:
+        return await asyncio.wait_for(asyncio.shield(reply), max(timeout_ms, 1) / 1000)
+    except TimeoutError:
+        raise KafkaError(ErrorCode.REQUEST_TIMED_OUT) from None
+
+
+async def create_topics(context: Context, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    counts = Counter(topic.name for topic in request.topics)
+    tasks = [
+        _create_topic(context, request, topic, repeated=counts[topic.name] > 1)
+        for topic in {topic.name: topic for topic in request.topics}.values()
+    ]
+    return CreateTopicsResponse(topics=await asyncio.gather(*tasks))
+
+
+async def _create_topic(
+    context: Context, request: CreateTopicsRequest, topic: CreatableTopic, *, repeated: bool
+) -> CreatableTopicResult:
+    try:
+        if repeated:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+        created = await submit(
+            context,
+            _create_command(topic),
+            request.timeout_ms,
+            validate_only=request.validate_only,
+        )
+    except KafkaError as error:
+        return CreatableTopicResult(
+            name=topic.name, error_code=error.code, error_message=error.message
+        )
+    assert isinstance(created, Topic)
+    overrides = {config.name: config.value or "" for config in topic.configs}
+    return CreatableTopicResult(
+        name=topic.name,
+        topic_id=NO_UUID if request.validate_only else created.id,
+        error_code=ErrorCode.NONE,
+        num_partitions=len(created.partitions),
+        replication_factor=len(created.partitions[0].replicas),
+        configs=_created_configs(context, overrides),
+    )
+
+
+def _create_command(topic: CreatableTopic) -> CreateTopic:
+    assignments = {each.partition_index: each.broker_ids for each in topic.assignments}
+    if len(assignments) != len(topic.assignments):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "A partition was assigned more than once."
+        )
+    for config in topic.configs:
+        if config.value is None:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"Null value not supported for topic configs: {config.name}",
+            )
+    return CreateTopic(
+        name=topic.name,
+        topic_id=id_text(uuid.uuid4().bytes),
+        partition_count=topic.num_partitions,
+        replication_factor=topic.replication_factor,
+        assignments=assignments,
+        configs={config.name: config.value for config in topic.configs},
+    )
+
+
+def _created_configs(context: Context, overrides: dict[str, str]) -> list[CreatableTopicConfigs]:
+    config = context.node.broker_config()
+    described = []
+    for definition in TOPIC_SETTINGS.values():
+        first = topic_synonyms(definition, overrides, config)[0]
+        described.append(
+            CreatableTopicConfigs(
+                name=definition.name,
+                value=in_topic_terms(definition, first),
+                read_only=False,
+                config_source=first.source,
+                is_sensitive=False,
+            )
+        )
+    return described
+
+
+async def delete_topics(context: Context, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+    asked: Sequence[DeleteTopicState] = request.topics
+    if context.version < BY_ID_VERSION:
+        asked = [DeleteTopicState(name=name) for name in request.topic_names]
+    unique = {(each.name, each.topic_id): each for each in asked}.values()
+    tasks = [_delete_topic(context, each, request.timeout_ms) for each in unique]
+    return DeleteTopicsResponse(responses=await asyncio.gather(*tasks))
+
+
+async def _delete_topic(
+    context: Context, asked: DeleteTopicState, timeout_ms: int
+) -> DeletableTopicResult:
+    try:
+        topic = _topic_to_delete(context, asked)
+        command = DeleteTopic(topic_id=topic.record.topic_id)
+        await submit(context, command, timeout_ms)
+    except KafkaError as error:
+        return DeletableTopicResult(
+            name=asked.name,
+            topic_id=asked.topic_id,
+            error_code=error.code,
+            error_message=error.message,
+        )
+    return DeletableTopicResult(name=topic.name, topic_id=topic.id, error_code=ErrorCode.NONE)
+
+
+def _topic_to_delete(context: Context, asked: DeleteTopicState) -> Topic:
+    if not context.node.broker_config().flag("delete.topic.enable"):
+        disabled = ErrorCode.TOPIC_DELETION_DISABLED
+        code = (
+            disabled if context.version >= DELETION_DISABLED_VERSION else ErrorCode.INVALID_REQUEST
+        )
+        raise KafkaError(code, "Topic deletion is disabled.")
+    if asked.name is None:
+        topic = context.image.topic_by_id(asked.topic_id)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+        return topic
+    if asked.topic_id != NO_UUID:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Give a topic's name or its id, not both.")
+    topic = context.image.topics.get(asked.name)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return topic
+
+
+async def create_partitions(
+    context: Context, request: CreatePartitionsRequest
+) -> CreatePartitionsResponse:
+    counts = Counter(topic.name for topic in request.topics)
+    tasks = [
+        _grow(context, request, topic, repeated=counts[topic.name] > 1)
+        for topic in {topic.name: topic for topic in request.topics}.values()
+    ]
+    return CreatePartitionsResponse(results=await asyncio.gather(*tasks))
+
+
+async def _grow(
+    context: Context,
+    request: CreatePartitionsRequest,
+    topic: CreatePartitionsTopic,
+    *,
+    repeated: bool,
+) -> CreatePartitionsTopicResult:
+    assignments = None
+    if topic.assignments is not None:
+        assignments = [each.broker_ids for each in topic.assignments]
+    command = CreatePartitions(name=topic.name, count=topic.count, assignments=assignments)
+    try:
+        if repeated:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+        await submit(context, command, request.timeout_ms, validate_only=request.validate_only)
+    except KafkaError as error:
+        return CreatePartitionsTopicResult(
+            name=topic.name, error_code=error.code, error_message=error.message
+        )
+    return CreatePartitionsTopicResult(name=topic.name, error_code=ErrorCode.NONE)
+
+
+async def delete_records(context: Context, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+    return DeleteRecordsResponse(
+        topics=[
+            DeleteRecordsTopicResult(
+                name=topic.name,
+                partitions=[
+                    await _delete_records(context, topic.name, each.partition_index, each.offset)
+                    for each in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+async def _delete_records(
+    context: Context, name: str, index: int, offset: int
+) -> DeleteRecordsPartitionResult:
+    try:
+        partition = await loaded_partition(context, name, index)
+        low_watermark = partition.delete_records(offset)
+        await context.node.replicas.checkpoint(partition)
+    except KafkaError as error:
+        return DeleteRecordsPartitionResult(
+            partition_index=index, low_watermark=-1, error_code=error.code
+        )
+    return DeleteRecordsPartitionResult(
+        partition_index=index, low_watermark=low_watermark, error_code=ErrorCode.NONE
+    )

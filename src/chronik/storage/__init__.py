@@ -1,0 +1,1 @@
+"""Storage: logs of record batches on disk, made durable by group commit."""

@@ -1,0 +1,160 @@
+"""Reading whole batches from a segment, without decoding records and with one read of the data.
+
+The index gives the last indexed batch at or before the offset; the wanted batch is less than one
+index interval further. What is read is trimmed in place: headers are walked from the start only up
+to the wanted batch, and at the end only from the last index entry before the cut.
+
+Positions come from hints (index entries, the end of an earlier read), so a header that contradicts
+its hint raises `BadIndex`: the caller rebuilds the index or reads again. `log` picks the segment.
+"""
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+from chronik.protocol.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC
+from chronik.protocol.schema import Buffer
+from chronik.storage.errors import BadIndex
+from chronik.storage.index import Read
+from chronik.storage.segment import Segment
+
+# Base offset, length, magic and last offset delta: what a walk needs of a header.
+_STEP: Final = Struct(">qi4xb6xi")
+_READ_BYTES_MIN: Final = 4096  # one page: smaller reads cost the same
+
+
+class Wanted(NamedTuple):
+    """What a reader asks of a segment."""
+
+    offset: int
+    max_bytes: int
+    limit_offset: int  # exclusive: only batches whose last offset is below it
+    at_least_one_batch: bool
+    interval_bytes: int
+
+
+class Batches(NamedTuple):
+    """Whole batches, and where the one after them starts."""
+
+    data: Buffer
+    next_offset: int
+    next_position: int
+
+
+def read_batches(
+    segment: Segment, read: Read, wanted: Wanted, hint_position: int | None
+) -> Batches | None:
+    """Batches from the one that holds the offset on; None if the segment has none from there."""
+    size = segment.size  # Before `next_offset`: an append in between must not look included.
+    segment_end_offset = segment.next_offset
+    if hint_position is None:
+        floor = segment.floor_offset(read, wanted.offset)
+        expected, position = floor or (None, 0)
+    else:
+        expected, position = None, hint_position
+    if position >= size:
+        if position > size:
+            raise BadIndex
+        return None
+    while True:
+        want = max(wanted.max_bytes, 0) + wanted.interval_bytes
+        data = _read(read, segment, min(max(want, _READ_BYTES_MIN), size - position), position)
+        start = _skip_to(data, wanted.offset, expected)
+        if start > wanted.interval_bytes and segment.index is None:
+            raise BadIndex  # Entries are missing: it would have one nearer to the batch.
+        if start + HEADER_SIZE <= len(data):
+            break
+        # A sparser index than configured, or the end of the segment.
+        position += start
+        expected = None
+        if position >= size:
+            return None
+    everything = position + len(data) == size and wanted.limit_offset >= segment_end_offset
+    if everything and len(data) - start <= wanted.max_bytes:
+        return Batches(data[start:], segment_end_offset, size)
+    return _trim(segment, read, wanted, data, position, start, size)
+
+
+def _read(read: Read, segment: Segment, size: int, position: int) -> memoryview:
+    data = read(segment.path, size, position)
+    if len(data) != size:
+        raise BadIndex  # The file is shorter than its segment: replaced, or damaged.
+    return memoryview(data)
+
+
+def _skip_to(data: memoryview, offset: int, expected: int | None) -> int:
+    """Where the batch that holds the offset starts, or where the data ends before it."""
+    at = 0
+    length_min = HEADER_SIZE - LENGTH_OVERHEAD
+    while at + HEADER_SIZE <= len(data):
+        base_offset, length, magic, delta = _STEP.unpack_from(data, at)
+        if magic != MAGIC or length < length_min or delta < 0:
+            raise BadIndex
+        if expected is not None:
+            if base_offset != expected:
+                raise BadIndex
+            expected = None
+        if base_offset + delta >= offset:
+            return at
+        at += length + LENGTH_OVERHEAD
+    return at
+
+
+def _trim(
+    segment: Segment,
+    read: Read,
+    wanted: Wanted,
+    data: memoryview,
+    position: int,
+    start: int,
+    size: int,
+) -> Batches:
+    """Cut after the last whole batch within the limits; the first may exceed `max_bytes`."""
+    base_offset, length, _, delta = _STEP.unpack_from(data, start)
+    nothing = Batches(b"", base_offset, position + start)
+    if base_offset + delta >= wanted.limit_offset:
+        return nothing
+    first_size = length + LENGTH_OVERHEAD
+    if first_size > wanted.max_bytes:
+        if not wanted.at_least_one_batch:
+            return nothing
+        batch = data[start : start + first_size]
+        if len(batch) < first_size:
+            if position + start + first_size > size:
+                raise BadIndex
+            batch = _read(read, segment, first_size, position + start)
+        return Batches(batch, base_offset + delta + 1, position + start + first_size)
+    end_max = min(start + wanted.max_bytes, len(data))
+    end, next_offset = _last_known_batch(segment, read, wanted, data, position, start, end_max)
+    while end + HEADER_SIZE <= end_max:
+        base_offset, length, magic, delta = _STEP.unpack_from(data, end)
+        if magic != MAGIC or length <= 0:
+            raise BadIndex
+        following = end + length + LENGTH_OVERHEAD
+        if following > end_max or base_offset + delta >= wanted.limit_offset:
+            break
+        end, next_offset = following, base_offset + delta + 1
+    return Batches(data[start:end], next_offset, position + end)
+
+
+def _last_known_batch(
+    segment: Segment,
+    read: Read,
+    wanted: Wanted,
+    data: memoryview,
+    position: int,
+    start: int,
+    end_max: int,
+) -> tuple[int, int]:
+    """The last indexed batch start within the limits, to walk from; the first batch if none."""
+    if end_max - start > wanted.interval_bytes:
+        by_position = segment.floor_position(read, position + end_max)
+        by_offset = segment.floor_offset(read, wanted.limit_offset)
+        if by_position is not None and by_offset is not None:
+            offset, at = min(by_position, by_offset)
+            at -= position
+            if start < at and at + HEADER_SIZE <= end_max:
+                base_offset, _, magic, _ = _STEP.unpack_from(data, at)
+                if magic != MAGIC or base_offset != offset:
+                    raise BadIndex
+                return at, offset
+    return start, wanted.offset
