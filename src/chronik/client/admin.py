@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
-from chronik.client.cluster import Cluster, check
+from chronik.client.cluster import Cluster, check, check_topic
 from chronik.client.offsets import list_offsets
 from chronik.model import TopicPartition
 from chronik.protocol.apis import (
@@ -92,7 +92,7 @@ class Admin:
         """The topics of these names, or all of them; sorted by name."""
         response = await self._cluster.refresh(names)
         for topic in response.topics:
-            check(topic.error_code, f"topic {topic.name}")
+            check_topic(topic.error_code, topic.name)
         return sorted(response.topics, key=lambda topic: topic.name or "")
 
     async def create_topic(

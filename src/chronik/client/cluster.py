@@ -51,6 +51,12 @@ def check(code: int, about: str, message: str | None = None) -> None:
         raise KafkaError(name, f"{about}: {message}" if message and message != name.name else about)
 
 
+def check_topic(code: int, name: str | None) -> None:
+    """Raise KafkaError unless there is such a topic."""
+    missing = code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    check(code, f"there is no topic {name}" if missing else f"topic {name}")
+
+
 def patience_s(error: KafkaError | ConnectionFailed, timeout_s: float) -> float:
     """For how long to try again: the same request may succeed later, or at another node."""
     if isinstance(error, ConnectionFailed):
@@ -208,7 +214,7 @@ class Cluster:
             await self.refresh((name,), auto_create=auto_create)
             known = self._topics.get(name)
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if known is None else known.topic.error_code
-        check(code, f"topic {name}")
+        check_topic(code, name)
         assert known is not None
         return known
 

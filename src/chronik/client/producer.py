@@ -213,9 +213,11 @@ class Producer:
         if key is not None:
             return partition_of(key, partition_count)
         chosen = self._sticky.get(topic)
-        if chosen is None or chosen >= partition_count:
+        if chosen is None:
             # Many short-lived producers must not all begin at partition 0.
-            chosen = self._sticky[topic] = random.randrange(partition_count)
+            chosen = random.randrange(partition_count)
+        chosen %= partition_count
+        self._sticky[topic] = chosen
         return chosen
 
     def _batch(self, place: TopicPartition, size: int) -> _Batch:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chronik.config.settings import Durability
-from chronik.model import NO_TIMESTAMP
+from chronik.model import NO_LEADER_EPOCH, NO_TIMESTAMP
 from chronik.protocol.batch import STAMP_SIZE, Batch, BatchHeader, stamp
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.schema import Buffer
@@ -247,6 +247,23 @@ class Partition:
         if current_leader_epoch < self.leader_epoch:
             raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
         raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """The largest epoch with records up to the asked one, and its end; (-1, -1) if unknown.
+
+        An epoch in which nothing was written is not in the log, but it was ours all the same.
+        """
+        epochs = self.log.leader_epochs
+        last_epoch = epochs[-1][0] if epochs else NO_LEADER_EPOCH
+        if last_epoch < epoch <= self.leader_epoch:
+            return (last_epoch if epochs else epoch), self.log.end_offset
+        return self.log.end_offset_for_epoch(epoch)
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the last record, or the current one while there is none."""
+        epochs = self.log.leader_epochs
+        return epochs[-1][0] if epochs else self.leader_epoch
 
     # Changes from outside.
 

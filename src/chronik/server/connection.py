@@ -11,7 +11,8 @@ What a handler returns says how it waits:
     a coroutine     the next request waits until it is done
 
 Responses leave in request order. A connection that is held (by a coroutine, by too many requests
-in flight, by a peer that does not read) is not read: that is all the backpressure there is.
+in flight, by a peer that does not read) is not read beyond the next request: that is all the
+backpressure there is.
 """
 
 import asyncio
@@ -144,8 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         position = 0
         while len(data) - position >= _PEEK.size:
             if self._is_held():
-                self._backlog = bytes(data[position:])
-                self._set_reading(False)
+                self._put_off(data[position:])
                 return
             length, api_key = _PEEK.unpack_from(data, position)
             if not self._check_length(length, api_key):
@@ -159,8 +159,6 @@ class Connection(asyncio.BufferedProtocol):
                 return
         if position < len(data):
             self._keep(data[position:])
-        if self._is_held():
-            self._set_reading(False)
 
     def _check_length(self, length: int, api_key: int) -> bool:
         most = self._listener.request_bytes_max
@@ -201,10 +199,19 @@ class Connection(asyncio.BufferedProtocol):
             return
         frame, self._partial = memoryview(self._partial), None
         self._listener.partial.discard(self)
-        self._handle(frame[FRAME_HEADER_SIZE:])
-        self._release_memory()
         if self._is_held():
-            self._set_reading(False)
+            self._put_off(frame)
+        else:
+            self._handle(frame[FRAME_HEADER_SIZE:])
+        self._release_memory()
+
+    def _put_off(self, data: memoryview) -> None:
+        """Keep what came while the connection is held, and only now stop reading.
+
+        Until then the socket is read, so that a client that leaves while it waits is noticed.
+        """
+        self._backlog += bytes(data)
+        self._set_reading(False)
 
     def _release_memory(self) -> None:
         if self._reserved and not self._waits_for_memory:

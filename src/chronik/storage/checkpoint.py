@@ -3,6 +3,7 @@
     chronik-checkpoint 1
     recovery_point 5000            every batch below it was durable, and verified, when written
     log_start_offset 1000          DeleteRecords and retention moved the start here
+    cleaned_offset 3000            compaction has seen every batch below it (compacted logs only)
     epoch 0 1000                   leader epoch and its first offset, in order
     segment 1000 1048576 4000 ...  a sealed segment: base offset, bytes, next offset, first, max
                                    timestamp, offset of the max, entries in index and time index
@@ -51,6 +52,7 @@ class ActiveFacts(NamedTuple):
 class Checkpoint:
     recovery_point: int = 0
     log_start_offset: int = 0
+    cleaned_offset: int = 0
     leader_epochs: Sequence[tuple[int, int]] = ()
     segments: Sequence[SegmentFacts] = ()
     active: ActiveFacts | None = None
@@ -85,6 +87,8 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
         f"recovery_point {checkpoint.recovery_point}",
         f"log_start_offset {checkpoint.log_start_offset}",
     ]
+    if checkpoint.cleaned_offset:
+        lines.append(f"cleaned_offset {checkpoint.cleaned_offset}")
     lines += [_line("epoch", pair) for pair in checkpoint.leader_epochs]
     lines += [_line("segment", facts) for facts in checkpoint.segments]
     if checkpoint.active is not None:
@@ -111,10 +115,11 @@ def decode_checkpoint(data: Buffer, path: str) -> Checkpoint:
     for line in lines:
         word, *numbers = line.split(" ")
         rows.setdefault(word, []).append([int(number) for number in numbers])
-    active = rows.get("active")
+    cleaned, active = rows.get("cleaned_offset"), rows.get("active")
     return Checkpoint(
         recovery_point=rows["recovery_point"][0][0],
         log_start_offset=rows["log_start_offset"][0][0],
+        cleaned_offset=cleaned[0][0] if cleaned else 0,
         leader_epochs=[(epoch, offset) for epoch, offset in rows.get("epoch", [])],
         segments=[SegmentFacts(*numbers) for numbers in rows.get("segment", [])],
         active=ActiveFacts(*active[0]) if active else None,

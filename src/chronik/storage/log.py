@@ -41,7 +41,7 @@ from chronik.storage.epochs import (
     truncate_from_end,
     truncate_from_start,
 )
-from chronik.storage.errors import BadIndex, CorruptLog, LogFailed, OffsetOutOfRange, WouldBlock
+from chronik.storage.errors import BadIndex, LogFailed, OffsetOutOfRange, WouldBlock
 from chronik.storage.index import Read
 from chronik.storage.read import Wanted, read_batches
 from chronik.storage.recovery import Rules, directories_of, recover
@@ -63,8 +63,8 @@ class Log:
 
     __slots__ = (
         "__weakref__", "_deleted", "_doomed", "_hint", "_leader_epochs", "_recovery_point",
-        "_saved_start_offset", "_segments", "_synced_offset", "_syncing_offset",
-        "_unsynced_directories", "_version", "config", "directory", "disk", "durable_offset",
+        "_saved", "_segments", "_synced_offset", "_syncing_offset", "_unsynced_directories",
+        "_version", "cleaned_offset", "config", "directory", "disk", "durable_offset",
         "end_offset", "failed", "log_start_offset",
     )  # fmt: skip
 
@@ -75,11 +75,12 @@ class Log:
         self.log_start_offset = 0
         self.end_offset = 0
         self.durable_offset = 0  # below: fsynced, and recovery will find it
+        self.cleaned_offset = 0  # below: compaction has been there
         self.failed: Exception | None = None
         self._synced_offset = 0  # below: fsynced
         self._syncing_offset = 0  # what the round under way will have synced
         self._recovery_point = 0  # as in the checkpoint file
-        self._saved_start_offset = 0  # likewise
+        self._saved = (0, 0)  # likewise: log start and cleaned offset
         self._segments: list[Segment] = []
         self._doomed: tuple[Segment, ...] = ()  # out of the log, files not removed yet
         self._leader_epochs: Epochs = []
@@ -132,7 +133,8 @@ class Log:
             self.end_offset = self._synced_offset = self.durable_offset = found.end_offset
             self._syncing_offset = found.end_offset
             self._recovery_point = found.recovery_point
-            self._saved_start_offset = found.log_start_offset
+            self.cleaned_offset = found.cleaned_offset
+            self._saved = (found.log_start_offset, found.cleaned_offset)
             self._leader_epochs = found.leader_epochs
             last = found.segments[-1] if found.segments else None
             if last is None or last.index is None or last.next_offset != found.end_offset:
@@ -273,7 +275,7 @@ class Log:
         with self.disk.exclusive(self.directory):
             unchanged = (
                 self._recovery_point >= self._synced_offset
-                and self._saved_start_offset == self.log_start_offset
+                and self._saved == (self.log_start_offset, self.cleaned_offset)
                 and not self._doomed
             )
             if not unchanged:
@@ -302,13 +304,15 @@ class Log:
         checkpoint = Checkpoint(
             recovery_point=recovery_point,
             log_start_offset=start_offset,
+            cleaned_offset=self.cleaned_offset,
             leader_epochs=tuple(self._leader_epochs),
             segments=[sealed_facts(segment) for segment in sealed],
             active=active_facts(active),
         )
         path = f"{self.directory}/{CHECKPOINT_NAME}"
         self.disk.write_durably(path, encode_checkpoint(checkpoint))
-        self._recovery_point, self._saved_start_offset = recovery_point, start_offset
+        self._recovery_point = recovery_point
+        self._saved = (start_offset, checkpoint.cleaned_offset)
         for segment in doomed:
             segment.remove_files(self.disk)
         self._doomed = tuple(s for s in self._doomed if s not in doomed)
@@ -369,16 +373,17 @@ class Log:
             try:
                 return self._read(self.disk.pread, wanted)
             except BadIndex:
-                self._repair_index(wanted.offset)
+                i = bisect_right(self._segments, wanted.offset, key=_base_offset)
+                for segment in self._segments[max(i - 1, 0) : i + 1]:
+                    self._repair_index(segment)  # The next one too: a gap may lead there.
                 return self._read(self.disk.pread, wanted)
 
-    def _repair_index(self, offset: int) -> None:
+    def _repair_index(self, segment: Segment) -> None:
         self._hint = None
-        segment = self._segment_at(offset)
-        assert segment is not None
         if segment.index is not None:
-            reason = "the file does not hold what was appended"
-            raise CorruptLog(segment.path, 0, offset, reason)
+            for _ in walk(self.disk.pread, segment, 0, segment.size):
+                pass  # Raises CorruptLog if the file is not what was appended.
+            return
         segment.rebuild(self.disk, self.config.index_interval_bytes)
 
     def _read(self, read: Read, wanted: Wanted) -> Buffer:
@@ -401,7 +406,7 @@ class Log:
 
     def _segment_at(self, offset: int) -> Segment | None:
         i = bisect_right(self._segments, offset, key=_base_offset)
-        return self._segments[i - 1] if i else None
+        return self._segments[max(i - 1, 0)] if self._segments else None
 
     def find_timestamp(self, timestamp: int) -> FoundBatch | None:
         """The first batch with a max timestamp at or above the timestamp. Blocks."""
@@ -411,7 +416,7 @@ class Log:
                     try:
                         found = find_in(segment, self.disk.pread, timestamp, self.log_start_offset)
                     except BadIndex:
-                        self._repair_index(segment.base_offset)
+                        self._repair_index(segment)
                         found = find_in(segment, self.disk.pread, timestamp, self.log_start_offset)
                     if found is not None:
                         return found
@@ -486,11 +491,11 @@ class Log:
         """Drop every batch that reaches an offset; `end_offset` may end up below it. Blocks."""
         if to_offset >= self.end_offset:
             return
-        if to_offset <= self.log_start_offset:
+        if to_offset <= max(self.log_start_offset, self._segments[0].base_offset):
             self.reset(to_offset)
             return
         with self.disk.exclusive(self.directory):
-            durable_offset, synced_offset = self.durable_offset, self._synced_offset
+            before = self.durable_offset, self._synced_offset, self._syncing_offset
             holder = self._segment_at(to_offset - 1)
             assert holder is not None
             self._lower_recovery_point(holder.base_offset)
@@ -499,8 +504,8 @@ class Log:
             self._cut(holder, to_offset)
             self.end_offset = self._segments[-1].next_offset
             truncate_from_end(self._leader_epochs, self.end_offset)
-            self.durable_offset = min(durable_offset, self.end_offset)
-            self._synced_offset = min(synced_offset, self.end_offset)
+            self.durable_offset, self._synced_offset, self._syncing_offset = before
+            self._clamp(self.end_offset)
             # If the batch that holds the start went, it comes again as a whole.
             self.log_start_offset = min(self.log_start_offset, self.end_offset)
             self.write_checkpoint()
@@ -508,8 +513,7 @@ class Log:
     def _lower_recovery_point(self, offset: int) -> None:
         # Durable first: files that end below the recovery point look like lost data.
         self._clamp(offset)
-        self._version += 1
-        self._hint = None
+        self.positions_changed()
         self.write_checkpoint()
 
     def _clamp(self, offset: int) -> None:
@@ -517,6 +521,7 @@ class Log:
         self.durable_offset = min(self.durable_offset, offset)
         self._synced_offset = min(self._synced_offset, offset)
         self._syncing_offset = min(self._syncing_offset, offset)
+        self.cleaned_offset = min(self.cleaned_offset, offset)
 
     def _remove_last(self) -> None:
         # One by one and durable, so that a crash never leaves a gap between segments.
@@ -559,6 +564,7 @@ class Log:
             self._leader_epochs = []
             self.log_start_offset = self.end_offset = offset
             self._synced_offset = self._syncing_offset = self.durable_offset = offset
+            self.cleaned_offset = 0
             self._segments = [Segment(self.directory, offset)]
             self.write_checkpoint()
 
@@ -585,6 +591,10 @@ class Log:
         replacement = [new] if new is not None else []
         segments = self._segments
         self._segments = segments[:first] + replacement + segments[first + len(old) :]
+        self.positions_changed()
+        return True
+
+    def positions_changed(self) -> None:
+        """Tell readers under way that what they looked up may be elsewhere now."""
         self._version += 1
         self._hint = None
-        return True

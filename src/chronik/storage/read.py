@@ -59,9 +59,9 @@ def read_batches(
         want = max(wanted.max_bytes, 0) + wanted.interval_bytes
         data = _read(read, segment, min(max(want, _READ_BYTES_MIN), size - position), position)
         start = _skip_to(data, wanted.offset, expected)
-        if start > wanted.interval_bytes and segment.index is None:
-            raise BadIndex  # Entries are missing: it would have one nearer to the batch.
         if start + HEADER_SIZE <= len(data):
+            if start > wanted.interval_bytes and segment.index is None:
+                _check_unindexed(data, start, wanted.offset)
             break
         # A sparser index than configured, or the end of the segment.
         position += start
@@ -97,6 +97,12 @@ def _skip_to(data: memoryview, offset: int, expected: int | None) -> int:
             return at
         at += length + LENGTH_OVERHEAD
     return at
+
+
+def _check_unindexed(data: memoryview, start: int, offset: int) -> None:
+    """Far from its index entry lies only a batch behind a gap, unless entries are missing."""
+    if _STEP.unpack_from(data, start)[0] <= offset:
+        raise BadIndex
 
 
 def _trim(

@@ -16,15 +16,22 @@ Invariants
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from chronik.protocol.batch import CRC_START, HEADER_SIZE, BatchHeader, read_header
-from chronik.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, SegmentFacts, decode_checkpoint
+from chronik.storage.checkpoint import (
+    CHECKPOINT_NAME,
+    Checkpoint,
+    SegmentFacts,
+    decode_checkpoint,
+    encode_checkpoint,
+    sealed_facts,
+)
 from chronik.storage.disk import Disk
 from chronik.storage.epochs import Epochs, note_epoch, truncate_from_start
 from chronik.storage.errors import BadIndex, CorruptLog
@@ -57,6 +64,7 @@ class Recovered:
 
     segments: list[Segment]
     log_start_offset: int
+    cleaned_offset: int
     end_offset: int
     recovery_point: int  # as in the file
     leader_epochs: Epochs
@@ -72,13 +80,11 @@ class Rules(NamedTuple):
 
 def recover(disk: Disk, directory: str, rules: Rules) -> Recovered:
     """Bring a log's directory into order; raises CorruptLog where that would lose durable data."""
-    swapped = finish_swaps(disk, directory)
+    checkpoint, changed = finish_swaps(disk, directory, rules.interval_bytes)
     names = remove_leftovers(disk, directory)
-    checkpoint = read_checkpoint(disk, directory)
     segments = _open_segments(disk, directory, names, checkpoint)
-    facts = {f.base_offset: f for f in checkpoint.segments if f.base_offset not in swapped}
-    trusted = _trusted_count(segments, facts, swapped, checkpoint.recovery_point)
-    changed = bool(swapped)
+    facts = {facts.base_offset: facts for facts in checkpoint.segments}
+    trusted = _trusted_count(segments, facts, checkpoint.recovery_point)
     for segment in segments[:trusted]:
         changed |= _adopt(disk, segment, facts.pop(segment.base_offset, None), rules)
     _check_present(directory, segments, facts, checkpoint)
@@ -95,14 +101,14 @@ def recover(disk: Disk, directory: str, rules: Rules) -> Recovered:
             directory, 0, end, f"the log ends below the recovery point {checkpoint.recovery_point}"
         )
     segments = segments[:trusted] + kept
-    log_start = max(checkpoint.log_start_offset, segments[0].base_offset if segments else 0)
-    truncate_from_start(epochs, log_start)
+    truncate_from_start(epochs, checkpoint.log_start_offset)
     if end > checkpoint.recovery_point:
         _make_durable(disk, directory, kept)
         changed = True
     return Recovered(
         segments=segments,
-        log_start_offset=log_start,
+        log_start_offset=checkpoint.log_start_offset,
+        cleaned_offset=min(checkpoint.cleaned_offset, end),
         end_offset=end,
         recovery_point=checkpoint.recovery_point,
         leader_epochs=epochs,
@@ -110,29 +116,56 @@ def recover(disk: Disk, directory: str, rules: Rules) -> Recovered:
     )
 
 
-def finish_swaps(disk: Disk, directory: str) -> set[int]:
-    """Finish compactions that a crash cut off after their new segment was durable.
+def finish_swaps(disk: Disk, directory: str, interval_bytes: int) -> tuple[Checkpoint, bool]:
+    """Finish compactions that a crash cut off after their segment was durable.
 
     A `.swap` names the offsets it covers: it replaces every segment that begins in them. Returns
-    the base offsets whose files are not those of the checkpoint any more.
+    the checkpoint, and whether it was changed.
     """
-    replaced: set[int] = set()
+    checkpoint = read_checkpoint(disk, directory)
     names = disk.list(directory)
+    changed = False
     for name in names:
         match = _SWAP_NAME.fullmatch(name)
-        if match is None:
-            continue
-        start, end = int(match[1]), int(match[2])
-        for log_name in names:
-            if log_name.endswith(LOG_SUFFIX) and start <= int(log_name[:20]) < end:
-                replaced.add(int(log_name[:20]))
-                for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, LOG_SUFFIX):
-                    disk.remove(f"{directory}/{log_name[:20]}{suffix}")
-        disk.sync_directory(directory)  # Never a new segment beside one that it replaces.
-        disk.rename(f"{directory}/{name}", stem(directory, start) + LOG_SUFFIX)
-        disk.sync_directory(directory)
-        replaced.add(start)
-    return replaced
+        if match is not None:
+            start, end = int(match[1]), int(match[2])
+            segment = Segment(directory, start)
+            segment.path = f"{directory}/{name}"
+            facts = [f for f in checkpoint.segments if not start <= f.base_offset < end]
+            if disk.size(segment.path):
+                segment.rebuild(disk, interval_bytes)
+                facts.append(sealed_facts(segment))
+            checkpoint = replace(checkpoint, segments=sorted(facts))
+            changed = True
+            # As `compaction` does it: the checkpoint knows the new segment before the old ones go.
+            path = f"{directory}/{CHECKPOINT_NAME}"
+            disk.write_durably(path, encode_checkpoint(checkpoint))
+            bases = [int(n[:20]) for n in names if n.endswith(LOG_SUFFIX)]
+            old = [Segment(directory, base) for base in bases if start <= base < end]
+            finish_swap(disk, old, segment)
+    return checkpoint, changed
+
+
+def swap_path(directory: str, old: Sequence[Segment]) -> str:
+    """Where a compacted segment waits until the segments that it replaces are gone."""
+    return f"{directory}/{old[0].base_offset:020d}-{old[-1].next_offset:020d}{SWAP_SUFFIX}"
+
+
+def finish_swap(disk: Disk, old: Sequence[Segment], new: Segment) -> None:
+    """Let a durable `.swap` take the place of old segments, or just remove them if it is empty."""
+    directory = new.stem.rpartition("/")[0]
+    for segment in old:
+        if segment.base_offset != new.base_offset:
+            disk.remove(segment.index_path)
+            disk.remove(segment.time_index_path)
+        disk.remove(segment.path)
+    disk.sync_directory(directory)  # Never a new segment beside one that it replaces.
+    if disk.size(new.path):
+        disk.rename(new.path, new.stem + LOG_SUFFIX)
+        new.path = new.stem + LOG_SUFFIX
+    else:
+        disk.remove(new.path)
+    # Not synced: until it is, a crash leaves the `.swap`, and recovery does this again.
 
 
 def remove_leftovers(disk: Disk, directory: str) -> list[str]:
@@ -174,14 +207,14 @@ def _open_segments(
 def _trusted_count(
     segments: list[Segment],
     facts: dict[int, SegmentFacts],
-    swapped: set[int],
     recovery_point: int,
 ) -> int:
     """How many leading segments lie below the recovery point as a whole."""
     count = 0
     for i, segment in enumerate(segments):
-        known = segment.base_offset in facts or segment.base_offset in swapped
-        if known or (i + 1 < len(segments) and segments[i + 1].base_offset <= recovery_point):
+        if segment.base_offset in facts or (
+            i + 1 < len(segments) and segments[i + 1].base_offset <= recovery_point
+        ):
             count = i + 1
     return count
 

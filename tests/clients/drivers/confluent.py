@@ -84,7 +84,8 @@ def produce(bootstrap, topic, records, partition=0, codec="none", acks="all", id
     done = {}
 
     def delivered(index, error, message):
-        done[index] = error or message.offset()
+        # Without acks there is no offset, only the word that it was sent.
+        done[index] = error or (-1 if message.offset() is None else message.offset())
 
     for index, sent in enumerate(records):
         timestamp = {} if sent.get("timestamp") is None else {"timestamp": sent["timestamp"]}

@@ -24,7 +24,8 @@ if len(sys.argv) > 1:
 @functools.lru_cache(maxsize=None)
 def producer(bootstrap, codec, acks, idempotent, timeout_ms):
     # 2.0.2 has no idempotence; 3.x has it on unless it is told otherwise.
-    extra = {"enable_idempotence": idempotent} if MODERN else {}
+    # 2.0.2 does not retry unless told, and a new topic's leader may still be on its way.
+    extra = {"enable_idempotence": idempotent} if MODERN else {"retries": 10}
     return KafkaProducer(
         bootstrap_servers=bootstrap,
         compression_type=None if codec == "none" else codec,
@@ -135,7 +136,9 @@ def listing(bootstrap):
     try:
         names = sorted(client.topics())
         view = client._client.cluster
-        return names, [[broker.nodeId, broker.host, broker.port] for broker in view.brokers()]
+        number = "node_id" if MODERN else "nodeId"
+        told = [[getattr(node, number), node.host, node.port] for node in view.brokers()]
+        return names, told
     finally:
         client.close()
 

@@ -7,6 +7,7 @@ fsync, which a test then must notice.
 """
 
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from chronik.protocol.schema import Buffer
 from chronik.storage.memory import MemoryDisk
 
 
-class Crash(Exception):
+class Crash(OSError):
     """The machine lost power in the middle of an operation."""
 
 
@@ -46,14 +47,20 @@ def _apply(
             entries[name] = node
 
 
-Ignore = Callable[[str, str], bool]
+Ignore = Callable[[str, str, str], bool]
+
+
+def nothing_ignored(kind: str, path: str, caller: str) -> bool:
+    return False
 
 
 class CrashDisk(MemoryDisk):
-    """`ignore(kind, path)` says which syncs do nothing. Kinds: file, directory, replaced file,
-    replaced directory (the last two within `write_durably`)."""
+    """`ignore(kind, path, caller)` says which syncs do nothing; the caller is a function's name.
 
-    def __init__(self, ignore: Ignore = lambda kind, path: False) -> None:
+    Kinds: file, directory, replaced file, replaced directory (the last two in `write_durably`).
+    """
+
+    def __init__(self, ignore: Ignore = nothing_ignored) -> None:
         super().__init__()
         self.root = Directory()
         self.ignore = ignore
@@ -173,13 +180,13 @@ class CrashDisk(MemoryDisk):
     def sync(self, path: str) -> None:
         self._step()
         file = self._file(path)
-        if not self.ignore(self._replacing + "file", path):
+        if not self.ignore(self._replacing + "file", path, _caller()):
             file.durable = bytes(file.content)
 
     def sync_directory(self, path: str) -> None:
         self._step()
         directory = self._directory(path)
-        if not self.ignore(self._replacing + "directory", path):
+        if not self.ignore(self._replacing + "directory", path, _caller()):
             directory.durable = dict(directory.entries)
             directory.pending.clear()
 
@@ -190,6 +197,10 @@ class CrashDisk(MemoryDisk):
         for path in directories:
             if self.exists(path):
                 self.sync_directory(path)
+
+
+def _caller() -> str:
+    return sys._getframe(2).f_code.co_name
 
 
 def _survive_directory(directory: Directory, rng: random.Random) -> None:

@@ -107,13 +107,14 @@ class _Reader:
 
     def _diverging_epoch(self, partition: Partition, position: Position) -> EpochEndOffset | None:
         """Where a follower's log and ours part, if its last epoch says so (KIP-595)."""
-        if position.last_fetched_epoch < 0:
+        asked = position.last_fetched_epoch
+        if asked < 0:
             return None
-        epoch, end_offset = partition.log.end_offset_for_epoch(position.last_fetched_epoch)
-        if epoch == position.last_fetched_epoch and end_offset >= position.fetch_offset:
-            return None
+        epoch, end_offset = partition.end_offset_for_epoch(asked)
         if epoch < 0:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        if epoch == asked and end_offset >= position.fetch_offset:
+            return None
         return EpochEndOffset(epoch=epoch, end_offset=end_offset)
 
     def _records(self, partition: Partition, position: Position, left: int) -> Buffer:

@@ -103,7 +103,7 @@ async def _find(
         case -1:
             committed = request.isolation_level == READ_COMMITTED
             end = partition.last_stable_offset if committed else partition.high_watermark
-            return NO_TIMESTAMP, end, partition.leader_epoch
+            return NO_TIMESTAMP, end, partition.last_epoch
         case -2 | -4:
             epoch = epochs[0][0] if epochs else NO_LEADER_EPOCH
             return NO_TIMESTAMP, partition.log.log_start_offset, epoch
@@ -161,10 +161,7 @@ async def _epoch_end(
         partition.check_leader_epoch(asked.current_leader_epoch)
     except KafkaError as error:
         return EpochEndOffset(error_code=error.code, partition=asked.partition)
-    if asked.leader_epoch == partition.leader_epoch:
-        epoch, end_offset = partition.leader_epoch, partition.log.end_offset
-    else:
-        epoch, end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+    epoch, end_offset = partition.end_offset_for_epoch(asked.leader_epoch)
     return EpochEndOffset(
         error_code=ErrorCode.NONE,
         partition=asked.partition,

@@ -1,0 +1,1 @@
+"""Chronik beside a real Apache Kafka, in one run, on one machine: ratios, not absolute figures."""

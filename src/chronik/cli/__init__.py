@@ -1,0 +1,1 @@
+"""The command line: one noun per command group."""

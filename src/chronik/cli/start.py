@@ -1,0 +1,62 @@
+"""`chronik start`, as its help describes it; `node` does the work.
+
+All options are text here: settings are checked where their variables and file keys are.
+"""
+
+from typing import Annotated
+
+import typer
+
+from chronik.cli import node
+from chronik.cli.session import command_app
+
+app = command_app()
+
+
+@app.command()
+def start(
+    port: Annotated[
+        str | None, typer.Option(metavar="PORT", help="Kafka port; 0 takes a free one. [9092]")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Where to listen. [127.0.0.1]")
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="How clients reach this node.")
+    ] = None,
+    http_port: Annotated[
+        str | None, typer.Option(metavar="PORT", help="Metrics and health; -1 for none. [9644]")
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where data lives. [./chronik-data]")
+    ] = None,
+    node_id: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="This node's number. [1]")
+    ] = None,
+    rack: Annotated[str | None, typer.Option(metavar="NAME", help="This node's rack.")] = None,
+    durability: Annotated[
+        str | None, typer.Option(metavar="fsync|replicated", help="What an ack means. [fsync]")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error. [info]")
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE.toml", help="A file of settings.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A Kafka setting.")
+    ] = None,
+) -> None:
+    """Run a node. Each option can also be a CHRONIK_* variable or a key in the file."""
+    options = {
+        "port": port,
+        "host": host,
+        "advertise": advertise,
+        "http_port": http_port,
+        "data_dir": data_dir,
+        "node_id": node_id,
+        "rack": rack,
+        "durability": durability,
+        "log_level": log_level,
+    }
+    raise typer.Exit(node.start(node.Given(options, config, tuple(sets or ()))))

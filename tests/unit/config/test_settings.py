@@ -1,0 +1,114 @@
+"""Every setting as option, variable or TOML key, in that order; a wrong one is named."""
+
+from pathlib import Path
+
+import pytest
+
+from chronik.config.broker_settings import BROKER_SETTINGS
+from chronik.config.definitions import InvalidSetting
+from chronik.config.effective import BrokerConfig, Source, topic_synonyms, topic_value
+from chronik.config.settings import Settings, resolve
+from chronik.config.topic_settings import TOPIC_SETTINGS
+
+NOTHING = BrokerConfig(static={}, cluster={}, broker={})
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert resolve({}, {}) == Settings()
+
+
+def test_an_option_beats_a_variable_beats_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('port = 1\nnode_id = 2\nlog_level = "debug"\n[kafka]\n"num.partitions" = 3\n')
+    variables = {"CHRONIK_PORT": "11", "CHRONIK_NODE_ID": "12"}
+    settings = resolve({"port": 21}, variables, file=str(file))
+    assert (settings.port, settings.node_id, settings.log_level) == (21, 12, "debug")
+    assert settings.kafka == {"num.partitions": "3"}
+
+
+def test_kafkas_settings_take_the_same_order(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('[kafka]\n"num.partitions" = 3\n"log.retention.ms" = 5\n"log.roll.ms" = 7\n')
+    variables = {"CHRONIK_KAFKA_NUM_PARTITIONS": "4", "CHRONIK_KAFKA_LOG_RETENTION_MS": "6"}
+    settings = resolve({}, variables, file=str(file), sets=["num.partitions=9"])
+    assert settings.kafka == {"num.partitions": "9", "log.retention.ms": "6", "log.roll.ms": "7"}
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "sets", "words"),
+    [
+        ({"port": 70000}, {}, [], ["--port", "70000", "65535"]),
+        ({"port": "x"}, {}, [], ["--port", "'x'"]),
+        ({}, {"CHRONIK_NODE_ID": "-4"}, [], ["CHRONIK_NODE_ID", "'-4'"]),
+        ({"advertise": "nowhere"}, {}, [], ["--advertise", "HOST:PORT"]),
+        ({"durability": "maybe"}, {}, [], ["--durability", "fsync or replicated"]),
+        ({}, {}, ["num.partitions"], ["--set", "NAME=VALUE"]),
+        ({}, {}, ["num.partitions=none"], ["--set", "num.partitions", "whole number"]),
+        ({}, {}, ["no.such.setting=1"], ["--set", "no.such.setting"]),
+        ({}, {"CHRONIK_KAFKA_NUM_PARTITIONS": "0"}, [], ["NUM_PARTITIONS", "from 1"]),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_is_allowed(
+    options: dict[str, object], variables: dict[str, str], sets: list[str], words: list[str]
+) -> None:
+    with pytest.raises(InvalidSetting) as error:
+        resolve(options, variables, sets=sets)
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [("port = ", "not TOML"), ("prot = 1", "prot"), ("[kafka]\nnum.partitions = 1", "quote")],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, content: str, word: str) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(content)
+    with pytest.raises(InvalidSetting, match=word):
+        resolve({}, {}, file=str(file))
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(InvalidSetting, match=r"/no/such/file\.toml"):
+        resolve({}, {}, file="/no/such/file.toml")
+
+
+def test_every_default_is_a_value_that_the_setting_takes() -> None:
+    for name in TOPIC_SETTINGS:
+        topic_value(name, {}, NOTHING)
+    for name, definition in BROKER_SETTINGS.items():
+        if definition.default is not None:
+            NOTHING.get(name)
+
+
+def test_a_topic_setting_beats_its_broker_synonyms() -> None:
+    config = BrokerConfig(
+        static={"log.retention.hours": "1"},
+        cluster={"log.retention.ms": "2"},
+        broker={"log.retention.ms": "3"},
+    )
+    definition = TOPIC_SETTINGS["retention.ms"]
+    found = topic_synonyms(definition, {"retention.ms": "4"}, config)
+    assert [(each.name, each.value, each.source) for each in found] == [
+        ("retention.ms", "4", Source.TOPIC),
+        ("log.retention.ms", "3", Source.BROKER),
+        ("log.retention.ms", "2", Source.CLUSTER),
+        ("log.retention.hours", "1", Source.STATIC),
+        ("log.retention.hours", "168", Source.DEFAULT),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("static", "expected"),
+    [
+        ({}, 604_800_000),
+        ({"log.retention.hours": "2"}, 7_200_000),
+        ({"log.retention.minutes": "3", "log.retention.hours": "2"}, 180_000),
+        ({"log.retention.ms": "5", "log.retention.hours": "2"}, 5),
+        ({"log.retention.hours": "-1"}, -1),
+    ],
+)
+def test_a_finer_unit_beats_a_coarser_one(static: dict[str, str], expected: int) -> None:
+    config = BrokerConfig(static=static, cluster={}, broker={})
+    assert topic_value("retention.ms", {}, config) == expected
