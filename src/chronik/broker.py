@@ -81,6 +81,7 @@ class Broker:
         self.replicas: Replicas
         self.node: Node
         self.listener: Listener
+        self.maintenance: Maintenance
 
     async def __aenter__(self) -> Self:
         try:
@@ -241,7 +242,9 @@ class Broker:
     async def _start_background(self) -> None:
         tasks = await self._stack.enter_async_context(_Tasks())
         maintenance = Maintenance(self.replicas, self._disk, self._clock, self.broker_config)
+        self.maintenance = maintenance
         tasks.start(maintenance.retention(), "retention")
+        tasks.start(maintenance.compaction(), "compaction")
         tasks.start(maintenance.checkpoints(), "checkpoints")
         tasks.start(maintenance.producer_expiry(), "producer-expiry")
         tasks.start(self._sample_lag(), "loop-lag")

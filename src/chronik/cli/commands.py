@@ -9,11 +9,18 @@ from typer.core import TyperGroup
 from chronik import __version__
 
 # In the order of a new user's first minutes, which is also the order of the help.
-COMMANDS: Final = ("start", "topics", "produce", "consume", "cluster", "storage")
+COMMANDS: Final = {
+    "start": "chronik.cli.start",
+    "topics": "chronik.cli.topics",
+    "produce": "chronik.cli.produce",
+    "consume": "chronik.cli.consume",
+    "cluster": "chronik.cli.cluster",
+    "storage": "chronik.cli.storage",
+}
 
 
 class _Commands(TyperGroup):
-    """Finds a command in the module of its name."""
+    """Finds a command in its module."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -21,7 +28,7 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"chronik.cli.{cmd_name}")
+        module = importlib.import_module(COMMANDS[cmd_name])
         command = typer.main.get_command(module.app)
         command.name = cmd_name
         return command

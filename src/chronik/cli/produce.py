@@ -167,12 +167,17 @@ async def _lines(stream: BinaryIO) -> AsyncIterator[bytes]:
         return
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+    # A terminal is shared with the shell, which must find it blocking as it was.
+    shared = os.dup(stream.fileno())
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
     try:
         while line := await reader.readline():
             yield line
     except ValueError:
         fail(f"a line is longer than {LINE_BYTES_MAX} bytes")
+    finally:
+        os.set_blocking(shared, True)
+        os.close(shared)
 
 
 def _can_wait(stream: BinaryIO) -> bool:

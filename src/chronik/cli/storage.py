@@ -113,7 +113,7 @@ def _print(reports: list[Report], as_json: bool) -> None:
             report.end_offset,
             report.batch_count,
             size_text(report.size_bytes),
-            "damaged" if report.damaged else "good",
+            _state(report),
         )
         for report in reports
     ]
@@ -130,6 +130,12 @@ def _print(reports: list[Report], as_json: bool) -> None:
             )
         if report.salvage_directory is not None:
             typer.echo(f"damaged files were copied to {report.salvage_directory}")
+
+
+def _state(report: Report) -> str:
+    if report.salvage_directory is not None:
+        return "salvaged"
+    return "damaged" if report.damaged else "good"
 
 
 def _json(report: Report) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What partitions need from time to time: retention, rolling, checkpoints, producer expiry.
+"""What partitions need from time to time: retention, compaction, checkpoints, producer expiry.
 
 Everything runs in small steps between requests: a partition at a time, files removed in threads.
 Partitions that nobody used since the start are looked at through their directory, and loaded only
@@ -13,8 +13,10 @@ from typing import Final
 from chronik.clock import Clock
 from chronik.config.effective import BrokerConfig
 from chronik.metadata.image import Topic
+from chronik.protocol.errors import ProtocolError
 from chronik.replication.partition import Partition
 from chronik.replication.replicas import Replicas
+from chronik.storage.compaction import compact, is_due
 from chronik.storage.disk import Disk
 from chronik.storage.errors import StorageError
 
@@ -63,10 +65,13 @@ class Maintenance:
         config = self._replicas.config_of(topic.name).log
         if not config.delete:
             return False
+        size = sum(self._segment_sizes(topic, index))
+        return size > 0 and (config.retention_ms >= 0 or 0 <= config.retention_bytes < size)
+
+    def _segment_sizes(self, topic: Topic, index: int) -> list[int]:
         directory = self._replicas.directory_of(topic, index)
         names = [name for name in self._disk.list(directory) if name.endswith(".log")]
-        size = sum(self._disk.size(f"{directory}/{name}") for name in names)
-        return size > 0 and (config.retention_ms >= 0 or 0 <= config.retention_bytes < size)
+        return [self._disk.size(f"{directory}/{name}") for name in names]
 
     async def _retain(self, partition: Partition) -> None:
         now_ms = self._clock.wall_ms()
@@ -82,6 +87,42 @@ class Maintenance:
                 partition.log_start_moved()
         except (OSError, StorageError) as error:
             logger.error("retention failed", extra={"partition": str(partition), "error": error})
+
+    async def compaction(self) -> None:
+        """Compact what has become dirty enough, for ever."""
+        while True:
+            await asyncio.sleep(max(self._config().integer("log.cleaner.backoff.ms"), 100) / 1000)
+            if self._config().flag("log.cleaner.enable"):
+                await self.compact_all()
+
+    async def compact_all(self) -> None:
+        """One pass over all compacted partitions."""
+        for topic, index in tuple(self._replicas.unloaded()):
+            config = self._replicas.config_of(topic.name).log
+            if config.compact and len(self._segment_sizes(topic, index)) > 1:
+                await self._replicas.load(self._replicas.find(topic, index))
+        for count, partition in enumerate(self._replicas.loaded()):
+            if count % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+            if partition.config.compact:
+                await self._compact(partition)
+
+    async def _compact(self, partition: Partition) -> None:
+        log, now_ms = partition.log, self._clock.wall_ms()
+        log.roll_if_due(now_ms)
+        limit_offset = partition.last_stable_offset
+        if not is_due(log, now_ms, limit_offset):
+            return
+        before = log.size_bytes
+        try:
+            await compact(log, now_ms, limit_offset, partition.producers.last_offsets())
+        except (OSError, StorageError, ProtocolError) as error:
+            if not partition.is_deleted:
+                extra = {"partition": str(partition), "error": error}
+                logger.error("compaction failed", extra=extra)
+            return
+        sizes = {"partition": str(partition), "bytes_before": before, "bytes": log.size_bytes}
+        logger.info("compacted", extra=sizes)
 
     async def checkpoints(self) -> None:
         """Save how far each log is known good, for ever."""

@@ -160,6 +160,14 @@ class Producers:
         for header in headers:
             self.append(header)
 
+    def last_offsets(self) -> dict[int, int]:
+        """The last offset of each producer: compaction keeps the batch there."""
+        return {
+            producer_id: producer.batches[-1].base_offset + producer.batches[-1].last_offset_delta
+            for producer_id, producer in self._producers.items()
+            if producer.batches
+        }
+
     def first_unstable_offset(self) -> int | None:
         """Where the oldest open transaction begins."""
         return min(

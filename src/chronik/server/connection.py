@@ -113,6 +113,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._partial is None:
             data = self._listener.shared_buffer[:size]
             if self._head:
+                self._listener.partial.discard(self)
                 data, self._head = memoryview(self._head + bytes(data)), b""
             self._frames(data)
         else:
@@ -170,14 +171,16 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def _keep(self, rest: memoryview) -> None:
+        self._listener.partial.add(self)
         if len(rest) < _PEEK.size:
             self._head = bytes(rest)
+            if len(rest) >= FRAME_HEADER_SIZE:
+                self._check_length(int.from_bytes(rest[:4], signed=True), PRODUCE.key)
             return
         self._need = FRAME_HEADER_SIZE + int(_PEEK.unpack_from(rest)[0])
         self._partial = bytearray(min(self._need, max(SMALL_FRAME_SIZE, 2 * len(rest))))
         self._partial[: len(rest)] = rest
         self._filled = len(rest)
-        self._listener.partial.add(self)
         if self._need > SMALL_FRAME_SIZE:
             self._reserved = self._need
             if not self._listener.memory.reserve(self._need, self._granted):

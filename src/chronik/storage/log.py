@@ -41,10 +41,11 @@ from chronik.storage.epochs import (
     truncate_from_end,
     truncate_from_start,
 )
-from chronik.storage.errors import BadIndex, LogFailed, OffsetOutOfRange, WouldBlock
+from chronik.storage.errors import BadIndex, CorruptLog, LogFailed, OffsetOutOfRange, WouldBlock
 from chronik.storage.index import Read
-from chronik.storage.read import Wanted, read_batches
+from chronik.storage.read import Wanted, read_batches, verify
 from chronik.storage.recovery import Rules, directories_of, recover
+from chronik.storage.retention import expired_count
 from chronik.storage.segment import Segment, position_of, walk
 from chronik.storage.times import FoundBatch, find_in
 
@@ -62,10 +63,10 @@ class Log:
     """See the module. An instance without batches costs a few hundred bytes."""
 
     __slots__ = (
-        "__weakref__", "_deleted", "_doomed", "_hint", "_leader_epochs", "_recovery_point",
-        "_saved", "_segments", "_synced_offset", "_syncing_offset", "_unsynced_directories",
-        "_version", "cleaned_offset", "config", "directory", "disk", "durable_offset",
-        "end_offset", "failed", "log_start_offset",
+        "__weakref__", "_deleted", "_doomed", "_found_offset", "_hint", "_leader_epochs",
+        "_recovery_point", "_saved", "_segments", "_synced_offset", "_syncing_offset",
+        "_unsynced_directories", "_version", "cleaned_offset", "config", "directory", "disk",
+        "durable_offset", "end_offset", "failed", "log_start_offset",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: str, config: LogConfig) -> None:
@@ -86,6 +87,7 @@ class Log:
         self._leader_epochs: Epochs = []
         self._unsynced_directories: tuple[str, ...] = ()
         self._hint: tuple[Segment, int, int] | None = None  # where the last read ended
+        self._found_offset = 0  # below: from before this process, to be verified when read
         self._version = 0  # counts changes after which positions mean something else
         self._deleted = False
 
@@ -131,7 +133,7 @@ class Log:
             self._segments = found.segments
             self.log_start_offset = found.log_start_offset
             self.end_offset = self._synced_offset = self.durable_offset = found.end_offset
-            self._syncing_offset = found.end_offset
+            self._syncing_offset = self._found_offset = found.end_offset
             self._recovery_point = found.recovery_point
             self.cleaned_offset = found.cleaned_offset
             self._saved = (found.log_start_offset, found.cleaned_offset)
@@ -339,6 +341,7 @@ class Log:
         """Whole batches from the one that holds the offset; None if that would block.
 
         Empty at the limit or the end. With `nowait=False` it blocks instead and never gives None.
+        What an earlier process wrote or the device gave is verified first: raises CorruptLog.
         """
         if not self.log_start_offset <= offset <= self.end_offset:
             raise OffsetOutOfRange(offset, self.log_start_offset, self.end_offset)
@@ -349,8 +352,8 @@ class Log:
         if not nowait:
             return self._read_blocking(wanted)
         try:
-            return self._read(self._pread_nowait, wanted)
-        except (WouldBlock, BadIndex, FileNotFoundError):
+            return self._read(self._pread_nowait, wanted, offset < self._found_offset)
+        except (WouldBlock, BadIndex, CorruptLog, FileNotFoundError):
             return None  # The blocking read finds out which.
 
     def _pread_nowait(self, path: str, size: int, position: int) -> Buffer:
@@ -362,21 +365,21 @@ class Log:
     def _read_blocking(self, wanted: Wanted) -> Buffer:
         version = self._version
         try:
-            data = self._read(self.disk.pread, wanted)
+            data = self._read(self.disk.pread, wanted, True)
             if version == self._version:
                 return data
-        except (BadIndex, FileNotFoundError):
+        except (BadIndex, CorruptLog, FileNotFoundError):
             pass  # A segment was replaced or removed under us, or its index is bad.
         with self.disk.exclusive(self.directory):
             if wanted.offset < self.log_start_offset:
                 raise OffsetOutOfRange(wanted.offset, self.log_start_offset, self.end_offset)
             try:
-                return self._read(self.disk.pread, wanted)
+                return self._read(self.disk.pread, wanted, True)
             except BadIndex:
                 i = bisect_right(self._segments, wanted.offset, key=_base_offset)
                 for segment in self._segments[max(i - 1, 0) : i + 1]:
                     self._repair_index(segment)  # The next one too: a gap may lead there.
-                return self._read(self.disk.pread, wanted)
+                return self._read(self.disk.pread, wanted, True)
 
     def _repair_index(self, segment: Segment) -> None:
         self._hint = None
@@ -386,7 +389,7 @@ class Log:
             return
         segment.rebuild(self.disk, self.config.index_interval_bytes)
 
-    def _read(self, read: Read, wanted: Wanted) -> Buffer:
+    def _read(self, read: Read, wanted: Wanted, must_verify: bool) -> Buffer:
         segments = self._segments
         i = len(segments) - 1
         if wanted.offset < segments[i].base_offset:
@@ -399,6 +402,8 @@ class Log:
                 position = hint[2]
             found = read_batches(segment, read, wanted, position)
             if found is not None:
+                if must_verify:
+                    verify(found, segment)
                 self._hint = (segment, found.next_offset, found.next_position)
                 return found.data
             i += 1  # Compaction removed the rest of this segment.
@@ -460,32 +465,12 @@ class Log:
         if not self.config.delete or not self._segments:
             return False
         limit = self.end_offset if limit_offset is None else limit_offset
-        segments = list(self._segments)
-        start_offset = self.log_start_offset
-        excess = self.size_bytes - self.config.retention_bytes
-        for i, segment in enumerate(segments):
-            if segment.next_offset > limit or not segment.size:
-                break
-            by_size = self.config.retention_bytes >= 0 and excess >= segment.size
-            if i + 1 < len(segments) and (by_size or self._expired(segment, now_ms)):
-                start_offset = segments[i + 1].base_offset
-                excess -= segment.size
-            elif i + 1 == len(segments) and self._expired(segment, now_ms):
-                self.roll(now_ms)
-                start_offset = self.end_offset
-            else:
-                break
-        return self.advance_log_start(start_offset)
-
-    def _expired(self, segment: Segment, now_ms: int) -> bool:
-        if self.config.retention_ms < 0:
+        count = expired_count(self._segments, self.config, now_ms, limit)
+        if not count:
             return False
-        timestamp = segment.max_timestamp
-        if timestamp == NO_TIMESTAMP:
-            # Records without time count from when this process first saw their segment.
-            segment.created_ms = segment.created_ms or now_ms
-            timestamp = segment.created_ms
-        return now_ms - timestamp > self.config.retention_ms
+        if count == len(self._segments):
+            self.roll(now_ms)
+        return self.advance_log_start(self._segments[count].base_offset)
 
     def truncate(self, to_offset: int) -> None:
         """Drop every batch that reaches an offset; `end_offset` may end up below it. Blocks."""

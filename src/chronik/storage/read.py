@@ -11,9 +11,11 @@ its hint raises `BadIndex`: the caller rebuilds the index or reads again. `log` 
 from struct import Struct
 from typing import Final, NamedTuple
 
-from chronik.protocol.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC
+from crc32c import crc32c
+
+from chronik.protocol.batch import CRC_START, HEADER_SIZE, LENGTH_OVERHEAD, MAGIC
 from chronik.protocol.schema import Buffer
-from chronik.storage.errors import BadIndex
+from chronik.storage.errors import BadIndex, CorruptLog
 from chronik.storage.index import Read
 from chronik.storage.segment import Segment
 
@@ -72,6 +74,29 @@ def read_batches(
     if everything and len(data) - start <= wanted.max_bytes:
         return Batches(data[start:], segment_end_offset, size)
     return _trim(segment, read, wanted, data, position, start, size)
+
+
+def verify(found: Batches, segment: Segment) -> None:
+    """Check every batch that is about to be served; raises CorruptLog.
+
+    Clients may trust their broker and skip checksums. Offsets lie outside of them, so these are
+    checked against their neighbours and the segment's end.
+    """
+    data = memoryview(found.data)
+    at, offset_min = 0, segment.base_offset
+    while at < len(data):
+        base_offset, length, _, delta = _STEP.unpack_from(data, at)
+        end = at + length + LENGTH_OVERHEAD
+        checksum = int.from_bytes(data[at + CRC_START - 4 : at + CRC_START], "big")
+        reason = None
+        if end > len(data) or crc32c(data[at + CRC_START : end]) != checksum:
+            reason = "the checksum does not match"
+        elif base_offset < offset_min or base_offset + delta >= segment.next_offset:
+            reason = f"offsets from {base_offset} do not fit their neighbours"
+        if reason is not None:
+            position = found.next_position - len(data) + at
+            raise CorruptLog(segment.path, position, offset_min, reason)
+        at, offset_min = end, base_offset + delta + 1
 
 
 def _read(read: Read, segment: Segment, size: int, position: int) -> memoryview:

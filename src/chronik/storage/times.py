@@ -8,6 +8,7 @@ from typing import NamedTuple
 from chronik.protocol.schema import Buffer
 from chronik.storage.errors import BadIndex
 from chronik.storage.index import Read
+from chronik.storage.read import Batches, verify
 from chronik.storage.segment import Segment, position_of, walk
 
 
@@ -27,7 +28,9 @@ def find_in(segment: Segment, read: Read, timestamp: int, start_offset: int) -> 
     start = position_of(segment, read, start_offset)
     for position, header in walk(read, segment, start, segment.size):
         if header.max_timestamp >= timestamp and header.last_offset >= start_offset:
-            return FoundBatch(header.base_offset, read(segment.path, header.size, position))
+            data = read(segment.path, header.size, position)
+            verify(Batches(data, header.next_offset, position + header.size), segment)
+            return FoundBatch(header.base_offset, data)
     return None
 
 
