@@ -180,8 +180,8 @@ def _make_python(home: Path, recipe: PythonRecipe) -> None:
     venv = str(home / "venv")
     uv = _uv()
     if uv is not None:
-        wanted = ["--python", ".".join(map(str, recipe.newest))] if recipe.newest else []
-        _run([uv, "venv", "--quiet", *(wanted or ["--python", sys.executable]), venv])
+        below = f">=3.8,<3.{recipe.newest[1] + 1}" if recipe.newest else sys.executable
+        _run([uv, "venv", "--quiet", "--python", below, venv])
         _run([uv, "pip", "install", "-q", "--python", str(_python_of(home)), *recipe.requirements])
         return
     _run([_interpreter(recipe.newest), "-m", "venv", venv])

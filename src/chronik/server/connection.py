@@ -76,6 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog = b""  # Whole and partial frames that came while the connection was held.
         self._task: asyncio.Task[Message | None] | None = None
         self._write_paused = False
+        self._unwritten = 0
         self._waits_for_memory = False
         self._reading = True
         self.last_active = self._loop.time()
@@ -289,6 +290,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._failed(slot, error)
                 return
         self._observe(slot)
+        self._unwritten += sum(map(len, slot.parts))
+        if self._unwritten > JOIN_BYTES_MAX:
+            self._flush()  # A large response waits for no other: its peer may not read at all.
 
     def _failed(self, slot: _Slot, error: BaseException) -> None:
         request = slot.request
@@ -326,6 +330,7 @@ class Connection(asyncio.BufferedProtocol):
         while slots and slots[0].parts is not None:
             parts.extend(slots.popleft().parts or ())
         size = sum(map(len, parts))
+        self._unwritten = 0
         self._listener.metrics.bytes_out += size
         if size <= JOIN_BYTES_MAX:
             self._transport.write(b"".join(parts))

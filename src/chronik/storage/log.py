@@ -383,11 +383,7 @@ class Log:
 
     def _repair_index(self, segment: Segment) -> None:
         self._hint = None
-        if segment.index is not None:
-            for _ in walk(self.disk.pread, segment, 0, segment.size):
-                pass  # Raises CorruptLog if the file is not what was appended.
-            return
-        segment.rebuild(self.disk, self.config.index_interval_bytes)
+        segment.repair_index(self.disk, self.config.index_interval_bytes)
 
     def _read(self, read: Read, wanted: Wanted, must_verify: bool) -> Buffer:
         segments = self._segments

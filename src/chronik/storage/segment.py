@@ -202,13 +202,33 @@ class Segment:
             disk.release(path)
         return True
 
-    def rebuild(self, disk: Disk, interval_bytes: int) -> None:
-        """Derive facts and indexes of a sealed segment from its batch headers, and write them."""
-        end = disk.size(self.path)
+    def _rebuilt(self, disk: Disk, end: int, interval_bytes: int) -> "Segment":
         rebuilt = Segment(self.path.rpartition("/")[0], self.base_offset)
         for _, header in walk(disk.pread, self, 0, end):
             rebuilt.note(header, interval_bytes)
         rebuilt.write_index(disk)
+        return rebuilt
+
+    def repair_index(self, disk: Disk, interval_bytes: int) -> None:
+        """Build a bad index anew; an active segment may be appended to meanwhile."""
+        old = self.index
+        if old is None:
+            self.rebuild(disk, interval_bytes)
+            return
+        rebuilt = self._rebuilt(disk, self.size, interval_bytes)
+        index = rebuilt.index
+        assert index is not None
+        for offset, position in zip(old.offsets, old.positions, strict=False):
+            if position >= rebuilt.size:
+                index.add(offset, position)
+        for timestamp, offset in zip(old.times, old.timed_offsets, strict=False):
+            if offset + self.base_offset >= rebuilt.next_offset:
+                index.add_time(timestamp, offset)
+        self.index = index
+
+    def rebuild(self, disk: Disk, interval_bytes: int) -> None:
+        """Derive facts and indexes of a sealed segment from its batch headers, and write them."""
+        rebuilt = self._rebuilt(disk, disk.size(self.path), interval_bytes)
         self.size, self.next_offset = rebuilt.size, rebuilt.next_offset
         self.first_timestamp = rebuilt.first_timestamp
         self.max_timestamp = rebuilt.max_timestamp
