@@ -77,7 +77,9 @@ ENVIRONMENTS: dict[str, Recipe] = {
         ),
         newest=(3, 11),  # Its vendored `six` does not import on 3.12.
     ),
-    "kafka-python-3": PythonRecipe(requirements=("kafka-python[crc32c,lz4,snappy,zstd]>=3.0.12,<4",)),
+    "kafka-python-3": PythonRecipe(
+        requirements=("kafka-python[crc32c,lz4,snappy,zstd]>=3.0.12,<4",)
+    ),
     "aiokafka": PythonRecipe(requirements=("aiokafka[lz4,snappy,zstd]>=0.14,<0.15",)),
     "java-3.9": JavaRecipe(
         artifacts=("org.apache.kafka:kafka-clients:3.9.2", JACKSON, SLF4J_NOP),
@@ -180,7 +182,7 @@ def _make_python(home: Path, recipe: PythonRecipe) -> None:
     venv = str(home / "venv")
     uv = _uv()
     if uv is not None:
-        below = f">=3.8,<3.{recipe.newest[1] + 1}" if recipe.newest else sys.executable
+        below = f">=3.9,<3.{recipe.newest[1] + 1}" if recipe.newest else sys.executable
         _run([uv, "venv", "--quiet", "--python", below, venv])
         _run([uv, "pip", "install", "-q", "--python", str(_python_of(home)), *recipe.requirements])
         return
@@ -193,7 +195,7 @@ def _interpreter(newest: tuple[int, int] | None) -> str:
     """A Python that the client imports on: this one, or an older one on PATH."""
     if newest is None or sys.version_info[:2] <= newest:
         return sys.executable
-    for minor in range(newest[1], 7, -1):
+    for minor in range(newest[1], 8, -1):
         candidate = shutil.which(f"python3.{minor}")
         # A version switcher leaves commands on PATH that only say that they are not installed.
         if candidate and subprocess.run([candidate, "-c", ""], capture_output=True).returncode == 0:
@@ -252,7 +254,9 @@ def _install(recipe: ProgramRecipe) -> Path:
     if shutil.which("apt-get") is None:
         raise Unavailable(f"{recipe.names[0]} is not installed and there is no apt-get to do it")
     if os.geteuid() != 0:
-        raise Unavailable(f"{recipe.names[0]} is not installed; run `apt-get install {recipe.package}`")
+        raise Unavailable(
+            f"{recipe.names[0]} is not installed; run `apt-get install {recipe.package}`"
+        )
     install = ["apt-get", "install", "-y", "--no-install-recommends", recipe.package]
     try:
         _run(install, DEBIAN_FRONTEND="noninteractive")

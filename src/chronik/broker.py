@@ -8,6 +8,7 @@ shows the registration does it listen: no Metadata answer ever has zero brokers.
 import asyncio
 import importlib
 import logging
+import os
 import random
 import socket
 import uuid
@@ -20,6 +21,7 @@ import msgspec
 from chronik.clock import Clock, SystemClock
 from chronik.config.effective import BrokerConfig
 from chronik.config.settings import Settings, parse_address
+from chronik.dashboard.status import Status
 from chronik.metadata.commands import RegisterBroker
 from chronik.metadata.image import Image, id_text
 from chronik.metadata.journal import Journal, UnusableMetadata
@@ -204,7 +206,7 @@ class Broker:
         try:
             return await self.listener.bind(host, port)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = os.strerror(error.errno) if error.errno else str(error)
             raise StartFailed(f"cannot listen on {host}:{port} (--port): {reason}") from None
 
     async def _register(self, identity: Identity, bound: tuple[str, int]) -> None:
@@ -255,16 +257,25 @@ class Broker:
         # Imported off the loop, after clients can connect: it costs a quarter of a second.
         module = await self._disk.run(lambda: importlib.import_module("chronik.dashboard.server"))
         host, port = self.settings.host, self.settings.http_port
-        server = module.DashboardServer(self)
+        server = module.DashboardServer(self._status())
         try:
             http = await server.open(host, port)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = os.strerror(error.errno) if error.errno else str(error)
             raise StartFailed(
                 f"cannot listen on {host}:{port} (--http-port): {reason}; -1 turns it off"
             ) from None
         self._stack.push_async_callback(server.close)
         self.addresses = self.addresses._replace(http=http)
+
+    def _status(self) -> Status:
+        return Status(
+            node_id=self.settings.node_id,
+            metrics=self.metrics,
+            metadata=self.metadata,
+            replicas=self.replicas,
+            fetch_session_count=lambda: len(self.node.fetch_sessions),
+        )
 
     async def _sample_lag(self) -> None:
         """How late the loop runs what is due: the wait of anybody who asks it something."""

@@ -184,6 +184,9 @@ COMMANDS: dict[str, Callable[[], list[str]]] = {
     "kafka-python-2.0.2": lambda: python_driver("kafka-python-2", "kafka_python.py"),
     "kafka-python-3": lambda: python_driver("kafka-python-3", "kafka_python.py"),
     "kafka-python-0.10": lambda: python_driver("kafka-python-3", "kafka_python.py", "0.10.0"),
+    "kafka-python-2.0.2-0.10": lambda: python_driver(
+        "kafka-python-2", "kafka_python.py", "0.10.0"
+    ),
     "aiokafka": lambda: python_driver("aiokafka", "aiokafka_driver.py"),
     "kcat": kcat_driver,
     "java-3.9": lambda: java_driver("java-3.9"),

@@ -45,7 +45,7 @@ def list_topics(
     if as_json:
         print_json(topics)
     else:
-        rows = [(row["name"], row["partitions"], row["replication_factor"]) for row in topics]
+        rows = [(row["name"], row["partition_count"], row["replication_factor"]) for row in topics]
         print_table(("TOPIC", "PARTITIONS", "REPLICAS"), rows)
 
 
@@ -77,7 +77,7 @@ def create(
             {
                 "name": result.name,
                 "id": _id_text(result.topic_id),
-                "partitions": result.num_partitions,
+                "partition_count": result.num_partitions,
                 "replication_factor": result.replication_factor,
             }
         )
@@ -103,7 +103,7 @@ def describe(
         settings = " ".join(f"{name}={value}" for name, value in topic["configs"].items())
         typer.echo(f"configs {settings or 'all default'}")
         columns = ("PARTITION", "LEADER", "REPLICAS", "ISR", "START", "END", "SIZE")
-        print_table(columns, [_partition_row(row) for row in topic["partitions_detail"]])
+        print_table(columns, [_partition_row(row) for row in topic["partitions"]])
 
 
 @app.command()
@@ -163,7 +163,7 @@ def _summary(topic: MetadataResponseTopic) -> dict[str, Any]:
     return {
         "name": topic.name,
         "id": _id_text(topic.topic_id),
-        "partitions": len(topic.partitions),
+        "partition_count": len(topic.partitions),
         "replication_factor": max((len(p.replica_nodes) for p in topic.partitions), default=0),
         "internal": topic.is_internal,
     }
@@ -207,7 +207,7 @@ async def _describe(cluster: Cluster, names: list[str]) -> list[dict[str, Any]]:
             {
                 **_summary(topic),
                 "configs": {entry.name: entry.value for entry in own},
-                "partitions_detail": rows,
+                "partitions": rows,
             }
         )
     return described

@@ -7,6 +7,7 @@ some. Answers are the wire's own messages: they are frozen and have Kafka's name
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from typing import Final
 
 from chronik.client.cluster import Cluster, check, check_topic
 from chronik.client.offsets import list_offsets
@@ -77,8 +78,10 @@ class ConfigSource(IntEnum):
     DEFAULT_CONFIG = 5
 
 
-_SET = 0
-_DELETE = 1
+_SET: Final = 0
+_DELETE: Final = 1
+# A request that was refused so was certainly not carried out: it may be sent to somebody else.
+_NOT_DONE: Final = frozenset({ErrorCode.NOT_CONTROLLER})
 
 
 class Admin:
@@ -123,7 +126,7 @@ class Admin:
             check(result.error_code, f"topic {name}", result.error_message)
             return result
 
-        return await self._cluster.retry(ask)
+        return await self._cluster.retry(ask, codes=_NOT_DONE)
 
     async def delete_topics(self, names: Sequence[str]) -> dict[str, ErrorCode]:
         """Delete topics; says for each whether it was there to be deleted."""
@@ -145,7 +148,7 @@ class Admin:
                 for result in response.responses
             }
 
-        found = await self._cluster.retry(ask)
+        found = await self._cluster.retry(ask, codes=_NOT_DONE)
         self._cluster.forget(names)
         return found
 
@@ -156,10 +159,14 @@ class Admin:
             timeout_ms=self._timeout_ms,
             validate_only=False,
         )
-        response: CreatePartitionsResponse
-        response = await self._cluster.send_to_controller(request, CREATE_PARTITIONS)
-        for result in response.results:
-            check(result.error_code, f"topic {name}", result.error_message)
+
+        async def ask() -> None:
+            response: CreatePartitionsResponse
+            response = await self._cluster.send_to_controller(request, CREATE_PARTITIONS)
+            for result in response.results:
+                check(result.error_code, f"topic {name}", result.error_message)
+
+        await self._cluster.retry(ask, codes=_NOT_DONE)
         self._cluster.forget((name,))
 
     async def describe_configs(
@@ -201,10 +208,14 @@ class Admin:
             resource_type=resource, resource_name=name, configs=operations
         )
         request = IncrementalAlterConfigsRequest(resources=[changed], validate_only=False)
-        response: IncrementalAlterConfigsResponse
-        response = await self._cluster.send_to_controller(request, INCREMENTAL_ALTER_CONFIGS)
-        for result in response.responses:
-            check(result.error_code, f"{resource.name.lower()} {name}", result.error_message)
+
+        async def ask() -> None:
+            response: IncrementalAlterConfigsResponse
+            response = await self._cluster.send_to_controller(request, INCREMENTAL_ALTER_CONFIGS)
+            for result in response.responses:
+                check(result.error_code, f"{resource.name.lower()} {name}", result.error_message)
+
+        await self._cluster.retry(ask, codes=_NOT_DONE)
 
     async def describe_cluster(self) -> DescribeClusterResponse:
         """The cluster's id, controller and brokers, fenced ones included."""
@@ -218,10 +229,12 @@ class Admin:
         check(response.error_code, "cluster", response.error_message)
         return response
 
-    async def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[str, int]:
+    async def delete_records(
+        self, before: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
         """Drop the records below these offsets (-1: all); the new log start offsets."""
         groups = await self._cluster.by_leader(before)
-        starts: dict[str, int] = {}
+        starts: dict[TopicPartition, int] = {}
         for node_id, partitions in groups.items():
             by_topic: dict[str, list[DeleteRecordsPartition]] = {}
             for partition in partitions:
@@ -239,8 +252,8 @@ class Admin:
             )
             for topic in response.topics:
                 for result in topic.partitions:
-                    place = f"{topic.name}-{result.partition_index}"
-                    check(result.error_code, place)
+                    place = TopicPartition(topic.name, result.partition_index)
+                    check(result.error_code, str(place))
                     starts[place] = result.low_watermark
         return starts
 

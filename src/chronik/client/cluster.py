@@ -159,6 +159,8 @@ class Cluster:
 
     async def send_to_controller(self, request: Message, api: Api) -> Any:
         """The controller's answer. In a cluster whose nodes all forward, any node is named."""
+        if self.controller_id not in self.brokers:
+            await self.refresh(())
         known = self.controller_id in self.brokers
         link = await (self.link(self.controller_id) if known else self.any_link())
         return await link.send(request, api, timeout_s=self.timeout_s)
@@ -234,8 +236,12 @@ class Cluster:
         *,
         topics: Sequence[str] = (),
         timeout_s: float | None = None,
+        codes: frozenset[ErrorCode] | None = None,
     ) -> T:
-        """Do the work, and again while it fails for a passing reason and there is time."""
+        """Do the work, and again while it fails for a passing reason and there is time.
+
+        With `codes`, only for these: others may mean that it was done, and the answer got lost.
+        """
         clock = asyncio.get_running_loop().time
         started = clock()
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -243,8 +249,11 @@ class Cluster:
             try:
                 return await work()
             except (KafkaError, ConnectionFailed) as error:
+                if codes is not None and getattr(error, "code", None) not in codes:
+                    raise
                 if clock() + pause > started + patience_s(error, timeout_s):
                     raise
             await asyncio.sleep(pause)
             self.forget(topics)
+            self.controller_id = -1
         raise AssertionError("the pauses never end")

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.applications import Starlette
@@ -17,9 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from chronik.dashboard.metrics import registry, render
-
-if TYPE_CHECKING:
-    from chronik.broker import Broker
+from chronik.dashboard.status import Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -33,9 +30,9 @@ class _Server(uvicorn.Server):
 class DashboardServer:
     """Uvicorn on the node's own loop."""
 
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
-        self._registry = registry(broker)
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._registry = registry(status)
         self._task: asyncio.Task[None] | None = None
         app = Starlette(
             routes=[
@@ -69,14 +66,13 @@ class DashboardServer:
         return JSONResponse({"status": "ok"})
 
     async def _readyz(self, request: Request) -> Response:
-        broker = self._broker
-        registered = broker.settings.node_id in broker.metadata.image.brokers
-        ready = registered and broker.metadata.failure is None
-        status = {
+        metadata = self._status.metadata
+        ready = self._status.node_id in metadata.image.brokers and metadata.failure is None
+        shown = {
             "ready": ready,
-            "node_id": broker.settings.node_id,
-            "brokers": [each.node_id for each in broker.metadata.image.online_brokers],
-            "term": broker.metadata.term,
-            "applied_index": broker.metadata.applied_index,
+            "node_id": self._status.node_id,
+            "brokers": [each.node_id for each in metadata.image.online_brokers],
+            "term": metadata.term,
+            "applied_index": metadata.applied_index,
         }
-        return JSONResponse(status, status_code=200 if ready else 503)
+        return JSONResponse(shown, status_code=200 if ready else 503)

@@ -65,19 +65,21 @@ class Journal:
         has_log = self._disk.exists(self._directory) and any(
             name.endswith(".log") for name in self._disk.list(self._directory)
         )
-        if not self._disk.exists(self._vote_path):
-            if has_log:
-                raise UnusableMetadata(
-                    f"{self._vote_path} is missing although the metadata log is there: the vote "
-                    "is lost, and guessing it could elect two leaders. Restore the file from a "
-                    "backup, or remove this data directory and let the node join as a new one."
-                )
-            return HardState()
-        vote = self._read_vote()
-        if has_log:
-            self.log.load()
-        self.last_index = max(self.log.end_offset - 1, FIRST_INDEX - 1)
-        return HardState(term=vote.term, vote=vote.vote, commit_index=vote.commit_index)
+        state = HardState()
+        if self._disk.exists(self._vote_path):
+            vote = self._read_vote()
+            state = HardState(term=vote.term, vote=vote.vote, commit_index=vote.commit_index)
+        elif has_log:
+            raise UnusableMetadata(
+                f"{self._vote_path} is missing although the metadata log is there: the vote is "
+                "lost, and guessing it could elect two leaders. Restore the file from a backup, "
+                "or remove this data directory and let the node join as a new one."
+            )
+        self.log.load()
+        if self.log.end_offset < FIRST_INDEX:
+            self.log.reset(FIRST_INDEX)
+        self.last_index = self.log.end_offset - 1
+        return state
 
     def _read_vote(self) -> _Vote:
         data = self._disk.pread(self._vote_path, self._disk.size(self._vote_path), 0)

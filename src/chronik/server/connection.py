@@ -88,7 +88,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
         peer = transport.get_extra_info("peername")
         self.client_host = str(peer[0]) if peer else ""
-        if not self._listener.accepted(self, peer):
+        if not self._listener.accepted(self, f"{peer[0]}:{peer[1]}" if peer else "unknown"):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=limits.WRITE_QUEUE_BYTES_MAX)

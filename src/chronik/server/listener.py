@@ -78,17 +78,17 @@ class Listener:
         if self._connections:
             await self._all_lost.wait()
 
-    def accepted(self, connection: Connection, peer: Any) -> bool:
+    def accepted(self, connection: Connection, peer: str) -> bool:
         """Count a new connection; False if there are too many."""
         self.metrics.connections_accepted += 1
         if len(self._connections) >= self._connections_max():
             self.metrics.error("connections_max")
-            logger.warning("connection refused", extra={"client": str(peer), "reason": "too many"})
+            logger.warning("connection refused", extra={"client": peer, "reason": "too many"})
             return False
         self._connections.add(connection)
         self._all_lost.clear()
         self.metrics.connections_open = len(self._connections)
-        logger.info("connection accepted", extra={"client": str(peer)})
+        logger.info("connection accepted", extra={"client": peer})
         return True
 
     def lost(self, connection: Connection) -> None:

@@ -102,9 +102,10 @@ class GroupCommit:
             await self._finish_rolled(rolled)
 
     async def _finish_rolled(self, logs: list[Log]) -> None:
-        for log in logs:
+        checkpoints = [(log, self._disk.run(log.checkpoint)) for log in logs]
+        for log, written in checkpoints:
             try:
-                await self._disk.run(log.checkpoint)
+                await written
             except Exception as error:
                 self._fail([log], error)
             else:

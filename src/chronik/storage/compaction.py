@@ -102,6 +102,8 @@ async def compact(
                 await log.disk.run(work)
             except Exception as error:
                 slices.throw(error)
+    except FileNotFoundError:
+        return  # Retention or deletion took a segment away: the next cleaning begins anew.
     finally:
         slices.close()
 

@@ -36,6 +36,7 @@ BUFFERS_MAX: Final = 1024  # IOV_MAX on Linux: what one writev takes
 WORKER_THREADS: Final = 4  # cold reads and housekeeping: more only queue at the device
 SYNC_THREADS: Final = 8  # where parallel fdatasyncs stop getting cheaper per file
 LOCK_STRIPES: Final = 64  # enough that checkpoints of different logs rarely wait for each other
+_NO_WAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)  # Linux only
 _NO_WAIT_UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
@@ -59,7 +60,7 @@ class Disk(Protocol):
         ...
 
     def write_durably(self, path: str, data: Buffer) -> None:
-        """Replace a file so that a crash leaves the old or the new content, and return durable."""
+        """Replace a file: a crash leaves the old or the new content. One writer a path."""
         ...
 
     def truncate(self, path: str, size: int) -> None:
@@ -247,12 +248,14 @@ class FileDisk:
             return b"".join(parts)
 
     def pread_nowait(self, path: str, size: int, position: int) -> Buffer | None:
+        if _NO_WAIT is None:
+            return self.pread(path, size, position)
         file = self._acquire(path)
         try:
             view = memoryview(bytearray(size))
             done = 0
             while done < size:
-                count = os.preadv(file.descriptor, [view[done:]], position + done, os.RWF_NOWAIT)
+                count = os.preadv(file.descriptor, [view[done:]], position + done, _NO_WAIT)
                 if not count:
                     break
                 done += count
@@ -273,12 +276,11 @@ class FileDisk:
 
     def write_durably(self, path: str, data: Buffer) -> None:
         temporary = path + ".tmp"
-        with self.exclusive(path):
-            self.write(temporary, data)
-            self.sync(temporary)
-            self.rename(temporary, path)
-            self.sync_directory(os.path.dirname(path))
-            self.release(path)
+        self.write(temporary, data)
+        self.sync(temporary)
+        self.rename(temporary, path)
+        self.sync_directory(os.path.dirname(path))
+        self.release(path)
 
     def truncate(self, path: str, size: int) -> None:
         with self._open(path) as descriptor:
@@ -341,7 +343,10 @@ class FileDisk:
 
     def sync_directory(self, path: str) -> None:
         self._check(path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:
+            return  # Above the data directory: we create our own ones readable.
         try:
             os.fsync(descriptor)
         except OSError as error:

@@ -383,7 +383,8 @@ class Log:
 
     def _repair_index(self, segment: Segment) -> None:
         self._hint = None
-        segment.repair_index(self.disk, self.config.index_interval_bytes)
+        if segment.size:
+            segment.repair_index(self.disk, self.config.index_interval_bytes)
 
     def _read(self, read: Read, wanted: Wanted, must_verify: bool) -> Buffer:
         segments = self._segments

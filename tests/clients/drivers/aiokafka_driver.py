@@ -55,8 +55,16 @@ async def consumer(bootstrap, topic, partition, reset="none"):
     return client
 
 
-async def produce(bootstrap, topic, records, partition=0, codec="none", acks="all",
-                  idempotent=False, timeout_ms=TIMEOUT_MS):
+async def produce(
+    bootstrap,
+    topic,
+    records,
+    partition=0,
+    codec="none",
+    acks="all",
+    idempotent=False,
+    timeout_ms=TIMEOUT_MS,
+):
     client = await producer(bootstrap, codec, acks, idempotent, timeout_ms)
     futures = [
         await client.send(
@@ -149,8 +157,9 @@ def checked(code, text):
         raise Refused(code, str(text))
 
 
-async def create_topic(bootstrap, topic, partitions=1, replication_factor=1, configs=None,
-                       validate_only=False):
+async def create_topic(
+    bootstrap, topic, partitions=1, replication_factor=1, configs=None, validate_only=False
+):
     wanted = NewTopic(topic, partitions, replication_factor, topic_configs=configs or {})
     client = await admin(bootstrap)
     response = await client.create_topics([wanted], validate_only=validate_only)

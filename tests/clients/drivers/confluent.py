@@ -41,12 +41,12 @@ COMMON = {
 ADMIN = {"request_timeout": TIMEOUT_SECONDS, "operation_timeout": TIMEOUT_SECONDS}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def admin(bootstrap):
     return AdminClient({"bootstrap.servers": bootstrap, **COMMON})
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def producer(bootstrap, codec, acks, idempotent, timeout_ms):
     return Producer(
         {
@@ -78,8 +78,16 @@ def consumer(bootstrap, reset="error"):
     )
 
 
-def produce(bootstrap, topic, records, partition=0, codec="none", acks="all", idempotent=False,
-            timeout_ms=TIMEOUT_MS):
+def produce(
+    bootstrap,
+    topic,
+    records,
+    partition=0,
+    codec="none",
+    acks="all",
+    idempotent=False,
+    timeout_ms=TIMEOUT_MS,
+):
     client = producer(bootstrap, codec, acks, idempotent, timeout_ms)
     done = {}
 
@@ -176,8 +184,9 @@ def cluster(bootstrap):
     return {"cluster_id": told.cluster_id, "controller": told.controller.id, "brokers": nodes}
 
 
-def create_topic(bootstrap, topic, partitions=1, replication_factor=1, configs=None,
-                 validate_only=False):
+def create_topic(
+    bootstrap, topic, partitions=1, replication_factor=1, configs=None, validate_only=False
+):
     wanted = NewTopic(topic, partitions, replication_factor, config=configs or {})
     futures = admin(bootstrap).create_topics([wanted], validate_only=validate_only, **ADMIN)
     futures[topic].result()

@@ -1,11 +1,11 @@
 """The loop that every Python driver shares: JSON commands on stdin, JSON answers on stdout.
 
-A driver is one client library behind the commands of tests/clients/conftest.py. A command is a line
-`{"op": name, "args": {...}}`; its answer is `{"ok": value}`, or `{"error": code, "text": why}` where
-the code is Kafka's error number, or null when the library gives none. Bytes travel as base64 and
-null stays null, so that an empty value and no value remain two things.
+A driver is one client library behind the commands of tests/clients/conftest.py. A command is a
+line `{"op": name, "args": {...}}`; its answer is `{"ok": value}`, or `{"error": code, "text": why}`
+where the code is Kafka's error number, or null when the library gives none. Bytes travel as base64
+and null stays null, so that an empty value and no value remain two things.
 
-It runs under each client's own interpreter: standard library only, down to Python 3.8.
+It runs under each client's own interpreter: standard library only, down to Python 3.9.
 """
 
 from __future__ import annotations

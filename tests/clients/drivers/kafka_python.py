@@ -1,8 +1,8 @@
 """kafka-python 2.0.2 and 3.x behind the commands of the matrix, records and offsets.
 
-An argument such as `0.10.0` pins `api_version`: the client then follows Kafka's static table of that
-release and speaks message sets of magic 1. The admin clients of the two major versions differ in
-every answer; they are in `kafka_python_admin2` and `kafka_python_admin3`.
+An argument such as `0.10.0` pins `api_version`: the client then follows Kafka's static table of
+that release and speaks message sets of magic 1. The admin clients of the two major versions differ
+in every answer; they are in `kafka_python_admin2` and `kafka_python_admin3`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if len(sys.argv) > 1:
     COMMON["api_version"] = tuple(int(part) for part in sys.argv[1].split("."))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def producer(bootstrap, codec, acks, idempotent, timeout_ms):
     # 2.0.2 has no idempotence; 3.x has it on unless it is told otherwise.
     # 2.0.2 does not retry unless told, and a new topic's leader may still be on its way.
@@ -53,8 +53,16 @@ def consumer(bootstrap, reset="none"):
     )
 
 
-def produce(bootstrap, topic, records, partition=0, codec="none", acks="all", idempotent=False,
-            timeout_ms=TIMEOUT_MS):
+def produce(
+    bootstrap,
+    topic,
+    records,
+    partition=0,
+    codec="none",
+    acks="all",
+    idempotent=False,
+    timeout_ms=TIMEOUT_MS,
+):
     client = producer(bootstrap, codec, acks, idempotent, timeout_ms)
     futures = [
         client.send(

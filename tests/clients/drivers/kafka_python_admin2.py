@@ -8,7 +8,13 @@ from __future__ import annotations
 import functools
 
 from driver import Refused
-from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewPartitions, NewTopic
+from kafka.admin import (
+    ConfigResource,
+    ConfigResourceType,
+    KafkaAdminClient,
+    NewPartitions,
+    NewTopic,
+)
 
 
 def checked(code, text):
@@ -20,15 +26,16 @@ def checked(code, text):
 def commands(common):
     """The admin commands of the matrix, over one client for each broker."""
 
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def admin(bootstrap):
         return KafkaAdminClient(bootstrap_servers=bootstrap, **common)
 
     def resource(kind, name, values=None):
         return ConfigResource(ConfigResourceType[kind.upper()], name, configs=values)
 
-    def create_topic(bootstrap, topic, partitions=1, replication_factor=1, configs=None,
-                     validate_only=False):
+    def create_topic(
+        bootstrap, topic, partitions=1, replication_factor=1, configs=None, validate_only=False
+    ):
         wanted = NewTopic(topic, partitions, replication_factor, topic_configs=configs or {})
         admin(bootstrap).create_topics([wanted], validate_only=validate_only)
 

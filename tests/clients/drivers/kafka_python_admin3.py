@@ -16,15 +16,16 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 def commands(common):
     """The admin commands of the matrix, over one client for each broker."""
 
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def admin(bootstrap):
         return KafkaAdminClient(bootstrap_servers=bootstrap, **common)
 
     def resource(kind, name, values=None):
         return ConfigResource(ConfigResourceType[kind.upper()], name, configs=values)
 
-    def create_topic(bootstrap, topic, partitions=1, replication_factor=1, configs=None,
-                     validate_only=False):
+    def create_topic(
+        bootstrap, topic, partitions=1, replication_factor=1, configs=None, validate_only=False
+    ):
         wanted = {"num_partitions": partitions, "replication_factor": replication_factor}
         asked = {topic: {**wanted, "configs": configs or {}}}
         admin(bootstrap).create_topics(asked, validate_only=validate_only)

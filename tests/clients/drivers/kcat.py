@@ -58,8 +58,16 @@ def line(sent):
     return (b"" if key is None else key + KEY_END.encode()) + (value or b"")
 
 
-def produce(bootstrap, topic, records, partition=0, codec="none", acks="all", idempotent=False,
-            timeout_ms=TIMEOUT_MS):
+def produce(
+    bootstrap,
+    topic,
+    records,
+    partition=0,
+    codec="none",
+    acks="all",
+    idempotent=False,
+    timeout_ms=TIMEOUT_MS,
+):
     options = settings(
         acks=acks,
         enable_idempotence=str(idempotent).lower(),

@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+from pathlib import Path
 
 import pytest
 from batches import append, fill, make_batch, read_all, reopened
 from crash_disk import Crash, CrashDisk, Ignore, nothing_ignored
 
 from chronik.storage.commit import GroupCommit
+from chronik.storage.disk import FileDisk
 from chronik.storage.errors import LogFailed, StorageError
 from chronik.storage.log import Log, LogConfig
 from chronik.storage.memory import MemoryDisk
@@ -174,6 +176,28 @@ def test_a_deleted_log_does_not_fail_its_round() -> None:
     asyncio.run(main())
     assert logs[1] in durable
     assert disk.list("/data/t") == ["1"]
+
+
+def test_rounds_on_a_real_disk(tmp_path: Path) -> None:
+    disk = FileDisk(open_files_max=5)
+    logs = [Log(disk, f"{tmp_path}/topics/t.id/{i}", CONFIG) for i in range(20)]
+
+    async def main() -> None:
+        commit = GroupCommit(disk, lambda log: None, unexpected)
+        for i in range(300):
+            log = logs[i % len(logs)]
+            append(log, make_batch(log.end_offset, b"x" * 100))
+            commit.add(log)
+            if i % 7 == 0:
+                await asyncio.sleep(0)
+        await commit.drain()
+        assert 1 <= commit.round_count < 300
+
+    asyncio.run(main())
+    assert [log.durable_offset for log in logs] == [15] * 20
+    for log in logs:
+        assert read_all(reopened(disk, log.directory, CONFIG)) == read_all(log)
+    disk.close()
 
 
 def crashed_commits(seed: int, ignore: Ignore = nothing_ignored) -> None:

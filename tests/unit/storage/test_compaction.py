@@ -233,6 +233,28 @@ def test_large_batches_are_done_in_threads(log: Log) -> None:
     assert len(records(log)) == 10
 
 
+def test_retention_may_take_segments_away_meanwhile(log: Log) -> None:
+    log.config = LogConfig(segment_bytes=1, compact=True)
+    for i in range(6):
+        put(log, ("a", str(i)))
+    seal(log)
+
+    async def main() -> None:
+        slices = clean(log, NOW, log.end_offset, {})
+        for work in slices:
+            log.advance_log_start(4)
+            if work is not None:
+                await log.disk.run(work)
+            log.checkpoint()
+
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(main())
+    assert [offset for offset, _, _ in records(log)] == [4, 5]
+    assert records(reopened(log.disk, DIRECTORY, CONFIG)) == records(log)
+    asyncio.run(compact(log, NOW, log.end_offset, {}))
+    assert [offset for offset, _, _ in records(log)] == [5]
+
+
 def random_life(disk: Disk, seed: int, promised: dict[str, object]) -> None:
     """Write, seal and compact at random; keeps in `promised` what is durable and what is there."""
     rng = random.Random(seed)

@@ -1,6 +1,7 @@
 """A log on a real disk: appending, rolling, reading, recovering, shortening."""
 
 import os
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -469,3 +470,21 @@ def test_gaps_of_a_compacted_leader_are_kept(disk: FileDisk, directory: str) -> 
     assert read_header(data).base_offset == 500
     again = reopened(disk, directory, config)
     assert [read_header(batch).base_offset for batch in read_all(again)] == offsets
+
+
+def test_idle_logs_cost_little_memory_and_no_descriptor(disk: FileDisk, tmp_path: Path) -> None:
+    directories = [f"{tmp_path}/topics/some-topic.0123456789012345678901/{i}" for i in range(300)]
+    for directory in directories:
+        log = Log(disk, directory, SMALL)
+        append(log, make_batch(0))
+        log.close()
+    before = len(os.listdir("/proc/self/fd"))
+    tracemalloc.start()
+    empty = [Log(disk, directory + "-unused", SMALL) for directory in directories]
+    empty_bytes = tracemalloc.get_traced_memory()[0] / len(empty)
+    stored = [reopened(disk, directory, SMALL) for directory in directories]
+    stored_bytes = tracemalloc.get_traced_memory()[0] / len(stored) - empty_bytes
+    tracemalloc.stop()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert empty_bytes < 700
+    assert stored_bytes < 2048

@@ -70,7 +70,7 @@ def test_garbage_after_a_prefix_is_cut(data: st.DataObject) -> None:
 @pytest.mark.parametrize("config", [ONE, MANY], ids=["one-segment", "many-segments"])
 @pytest.mark.parametrize("closed", [True, False])
 @given(data=st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_flipped_bit_is_never_served(
     config: LogConfig, closed: bool, data: st.DataObject
 ) -> None:
