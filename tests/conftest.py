@@ -1,7 +1,9 @@
 """What all tests share: a broker, and a client that speaks any version of any API to it."""
 
 import socket
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from struct import pack, unpack
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ from chronik.protocol.messages.headers import (
 from chronik.protocol.schema import Message
 from chronik.testing import Broker
 
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules that tests share
 M = TypeVar("M", bound=Message)
 
 

@@ -27,6 +27,7 @@ from chronik.metadata.image import Image, id_text
 from chronik.metadata.journal import Journal, UnusableMetadata
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.metrics import Metrics
+from chronik.protocol.errors import KafkaError
 from chronik.replication.maintenance import Maintenance
 from chronik.replication.replicas import Replicas
 from chronik.server.context import Node, broker_config
@@ -88,7 +89,7 @@ class Broker:
     async def __aenter__(self) -> Self:
         try:
             await self._start()
-        except (StorageError, UnusableMetadata, OSError) as error:
+        except (StorageError, UnusableMetadata, KafkaError, OSError) as error:
             await self._stack.aclose()
             raise StartFailed(str(error)) from error
         except BaseException:
@@ -164,7 +165,7 @@ class Broker:
             clock=self._clock,
             broker_config=self.broker_config,
         )
-        self.replicas.start(self.metadata.image)
+        self.replicas.start(self.metadata.image, self.metadata.removed_topics)
         self.metadata.subscribe(self.replicas.on_image)
 
     def _node(self, identity: Identity, data_dir: str) -> Node:

@@ -169,9 +169,21 @@ def test_deleting_the_topic_wakes_a_parked_fetch(
     assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-@pytest.mark.parametrize(("version", "code"), [(9, 76), (10, 0)])
-def test_zstd_needs_fetch_10(wire: Any, say: Any, version: int, code: int) -> None:
-    say.create(wire, "t")
+@pytest.mark.parametrize(
+    ("compression", "version", "code"),
+    [
+        ("producer", 2, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
+        ("producer", 3, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
+        ("producer", 4, ErrorCode.NONE),
+        ("zstd", 4, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
+        ("zstd", 9, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
+        ("zstd", 10, ErrorCode.NONE),
+    ],
+)
+def test_who_may_read_zstd(
+    wire: Any, say: Any, compression: str, version: int, code: ErrorCode
+) -> None:
+    say.create(wire, "t", compression_type=compression)
     say.produce(wire, "t", say.batch(b"x", codec=codecs.ZSTD))
     assert say.fetch(wire, "t", 0, version=version).error_code == code
 

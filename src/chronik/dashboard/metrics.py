@@ -75,7 +75,7 @@ class NodeCollector(Collector):
         """Sums over topics, not partitions: nine thousand series take a tenth of a second."""
         sizes: dict[str, int] = {}
         offline = 0
-        for partition in self._status.replicas.loaded():
+        for partition in self._status.replicas.used():
             sizes[partition.name] = sizes.get(partition.name, 0) + partition.log.size_bytes
             offline += partition.failure is not None
         log_bytes = GaugeMetricFamily(

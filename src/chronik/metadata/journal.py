@@ -79,6 +79,11 @@ class Journal:
         if self.log.end_offset < FIRST_INDEX:
             self.log.reset(FIRST_INDEX)
         self.last_index = self.log.end_offset - 1
+        if self.last_index < state.commit_index:
+            raise UnusableMetadata(
+                f"{self._directory}: the log ends at {self.last_index}, but {self._vote_path} "
+                f"says that everything up to {state.commit_index} was committed"
+            )
         return state
 
     def _read_vote(self) -> _Vote:

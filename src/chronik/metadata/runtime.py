@@ -22,9 +22,15 @@ from chronik.config import limits
 from chronik.config.effective import BrokerConfig
 from chronik.metadata import controller
 from chronik.metadata.commands import Command
-from chronik.metadata.image import Image
+from chronik.metadata.image import Image, id_bytes
 from chronik.metadata.journal import Journal, UnusableMetadata
-from chronik.metadata.records import Record, UndecodableRecord, decode_records, encode_records
+from chronik.metadata.records import (
+    Record,
+    TopicRemovedRecord,
+    UndecodableRecord,
+    decode_records,
+    encode_records,
+)
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.raft.types import Entry, EntryKind, HardState
 from chronik.storage.commit import GroupCommit
@@ -59,6 +65,7 @@ class MetadataRuntime:
         self.image = Image()
         self.term = 0
         self.applied_index = 0
+        self.removed_topics: set[bytes] = set()  # as seen in the replay: their files may remain
         # Replaced by the broker once it knows its static settings; decisions need defaults.
         self.broker_config: Callable[[Image], BrokerConfig] = _no_settings
 
@@ -93,8 +100,14 @@ class MetadataRuntime:
             self._snapshot_index = self.applied_index
             self.image = Image().apply(records)
         for entry in self._journal.entries(self.applied_index + 1):
-            self.image = self.image.apply(_records(entry))
+            records = _records(entry)
+            self.image = self.image.apply(records)
             self.applied_index = entry.index
+            self.removed_topics.update(
+                id_bytes(record.topic_id)
+                for record in records
+                if isinstance(record, TopicRemovedRecord)
+            )
         # What was loaded stays: the collector need not walk it again.
         gc.freeze()
 

@@ -10,7 +10,7 @@ records of that change, never by comparing whole images.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from chronik.clock import Clock
 from chronik.config.effective import BrokerConfig
@@ -141,12 +141,14 @@ class Replicas:
         producers.replay(log.scan_headers(producers.end_offset))
         return producers
 
+    def used(self) -> Iterator[Partition]:
+        """Every partition that was used since the start."""
+        for partitions in tuple(self._partitions.values()):
+            yield from tuple(partitions.values())
+
     def loaded(self) -> Iterator[Partition]:
         """Every partition that was used since the start and is usable."""
-        for partitions in tuple(self._partitions.values()):
-            for partition in tuple(partitions.values()):
-                if partition.is_loaded and partition.failure is None:
-                    yield partition
+        return (each for each in self.used() if each.is_loaded and each.failure is None)
 
     def unloaded(self) -> Iterator[tuple[Topic, int]]:
         """Every partition with a directory that was not used since the start."""
@@ -176,19 +178,21 @@ class Replicas:
 
     # Start, metadata changes, stop.
 
-    def start(self, image: Image) -> None:
+    def start(self, image: Image, removed_topics: Container[bytes]) -> None:
         """Learn which partitions have files. Blocking: nothing is served yet."""
         self.image = image
         root = f"{self._data_dir}/topics"
         for name in self._disk.list(root):
-            topic = _topic_of(name, image)
-            if topic is None:
-                # The committed metadata is the truth: a crash came between it and the removal.
-                logger.warning("removing a deleted topic's files", extra={"directory": name})
+            topic_id = _topic_id_of(name)
+            topic = image.topic_by_id(topic_id)
+            if topic is not None:
+                files = self._disk.list(f"{root}/{name}")
+                self._on_disk[topic_id] = {int(each) for each in files if each.isdigit()}
+            elif topic_id in removed_topics:
+                # A crash came between the topic's removal and that of its files.
                 self._disk.remove_tree(f"{root}/{name}")
-                continue
-            indexes = {int(each) for each in self._disk.list(f"{root}/{name}") if each.isdigit()}
-            self._on_disk[topic.id] = indexes
+            else:
+                logger.warning("files of an unknown topic", extra={"directory": f"{root}/{name}"})
 
     def on_image(self, old: Image, new: Image, records: Sequence[Record]) -> None:
         """Do what follows from a committed metadata change."""
@@ -213,7 +217,11 @@ class Replicas:
         for partition in self._partitions.pop(topic_id, {}).values():
             partition.deleted()
             self._by_log.pop(partition.log, None)
-            removals.append(partition.log.delete())
+            try:
+                removals.append(partition.log.delete())
+            except OSError as error:
+                extra = {"partition": str(partition), "error": str(error)}
+                logger.error("cannot remove a deleted partition's files", extra=extra)
         if on_disk or removals:
             # The directory has the topic's id in its name: a new topic of that name is not in
             # its way, and what a crash leaves of it is removed at the next start.
@@ -227,9 +235,13 @@ class Replicas:
     async def _remove_directory(
         self, directory: str, first: "Sequence[asyncio.Future[None]]"
     ) -> None:
-        for removal in first:
-            await removal
-        await self._disk.run(lambda: self._disk.remove_tree(directory))
+        try:
+            for removal in first:
+                await removal
+            await self._disk.run(lambda: self._disk.remove_tree(directory))
+        except OSError as error:
+            extra = {"directory": directory, "error": str(error)}
+            logger.error("cannot remove a deleted topic's files", extra=extra)
 
     def _reconfigure(self, name: str | None) -> None:
         if name is None:
@@ -289,8 +301,8 @@ class Replicas:
                 await self._disk.run(partition.log.close)
 
 
-def _topic_of(directory: str, image: Image) -> Topic | None:
+def _topic_id_of(directory: str) -> bytes:
     try:
-        return image.topic_by_id(id_bytes(directory.rpartition(".")[2]))
+        return id_bytes(directory.rpartition(".")[2])
     except ValueError:
-        return None
+        return b""

@@ -68,14 +68,12 @@ class GroupCommit:
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._task = None
-        if task.cancelled():
-            self._idle.set()
-            return
-        task.result()  # An exception goes to the loop's handler: it is a broken invariant.
-        if self._dirty:
+        if self._dirty and not task.cancelled():
             self._schedule(self._interval_ms)
         else:
             self._idle.set()
+        if not task.cancelled():
+            task.result()  # An exception goes to the loop's handler: it is a broken invariant.
 
     async def _round(self) -> None:
         logs, self._dirty = [log for log in self._dirty if log.failed is None], {}

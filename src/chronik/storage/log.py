@@ -181,12 +181,16 @@ class Log:
 
     def _must_roll(self, segment: Segment, header: BatchHeader, now_ms: int) -> bool:
         size = segment.size
-        if not size:
+        if not size or self._is_unborn():
             return False
         config = self.config
         if size + header.size > config.segment_bytes or not segment.fits(header):
             return True
         return self._age_ms(segment, header.max_timestamp, now_ms) > self._segment_ms
+
+    def _is_unborn(self) -> bool:
+        """Whether not even the first segment's name is durable: no second one may be, before."""
+        return not self._synced_offset and not self._recovery_point
 
     @property
     def _segment_ms(self) -> int:
@@ -225,7 +229,7 @@ class Log:
 
     def roll_if_due(self, now_ms: int) -> bool:
         """Roll a segment that is old enough without waiting for an append."""
-        if not self._segments or not self._segments[-1].size:
+        if not self._segments or not self._segments[-1].size or self._is_unborn():
             return False
         if self._age_ms(self._segments[-1], now_ms, now_ms) <= self._segment_ms:
             return False
@@ -463,7 +467,7 @@ class Log:
             return False
         limit = self.end_offset if limit_offset is None else limit_offset
         count = expired_count(self._segments, self.config, now_ms, limit)
-        if not count:
+        if not count or self._is_unborn():
             return False
         if count == len(self._segments):
             self.roll(now_ms)

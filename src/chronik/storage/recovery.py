@@ -83,6 +83,7 @@ def recover(disk: Disk, directory: str, rules: Rules) -> Recovered:
     checkpoint, changed = finish_swaps(disk, directory, rules.interval_bytes)
     names = remove_leftovers(disk, directory)
     segments = _open_segments(disk, directory, names, checkpoint)
+    _check_beginning(directory, segments, has_checkpoint=CHECKPOINT_NAME in names)
     facts = {facts.base_offset: facts for facts in checkpoint.segments}
     trusted = _trusted_count(segments, facts, checkpoint.recovery_point)
     for segment in segments[:trusted]:
@@ -259,6 +260,18 @@ def _check_present(
     for base_offset in absent:
         path = stem(directory, base_offset) + LOG_SUFFIX
         raise CorruptLog(path, 0, base_offset, "the segment's file is missing")
+
+
+def _check_beginning(directory: str, segments: list[Segment], *, has_checkpoint: bool) -> None:
+    """Refuse a log whose beginning nobody knows any more.
+
+    A log that begins above 0 has a checkpoint that says so, and a second segment is begun only
+    when the first is durable: without one, the beginning was removed by something else.
+    """
+    if segments and segments[0].base_offset and not has_checkpoint:
+        path = f"{directory}/{CHECKPOINT_NAME}"
+        reason = "it is missing, and the first segment does not begin at offset 0"
+        raise CorruptLog(path, 0, segments[0].base_offset, reason)
 
 
 def _check_order(segments: list[Segment]) -> None:

@@ -22,9 +22,13 @@ def make_batch(
     return builder.build(leader_epoch=epoch, **header)
 
 
-def append(log: Log, batch: bytes, now_ms: int = 1000) -> BatchHeader:
+def append(log: Log, batch: bytes, now_ms: int = 1000, *, born: bool = True) -> BatchHeader:
+    """Append a batch. A log's first one is synced, as by a commit round: before it, none rolls."""
     header = read_header(batch)
+    first = log.end_offset == 0
     log.append(header, [batch[:16], batch[16:]], now_ms)
+    if first and born:
+        log.sync()
     return header
 
 

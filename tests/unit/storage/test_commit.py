@@ -43,7 +43,7 @@ def test_many_appends_share_a_round() -> None:
         commit = GroupCommit(disk, durable.append, unexpected)
         for _ in range(5):
             for log in logs:
-                append(log, make_batch(log.end_offset))
+                append(log, make_batch(log.end_offset), born=False)
                 commit.add(log)
         assert not durable
         await commit.drain()
@@ -65,12 +65,12 @@ def test_batches_that_come_during_a_round_wait_for_the_next() -> None:
 
     async def main() -> None:
         commit = GroupCommit(disk, lambda log: seen.append(log.durable_offset), unexpected)
-        append(log, make_batch(0))
+        append(log, make_batch(0), born=False)
         commit.add(log)
         while not disk.rounds:
             assert log.durable_offset == 0
             await asyncio.sleep(0)
-        append(log, make_batch(1))
+        append(log, make_batch(1), born=False)
         commit.add(log)
         await commit.drain()
 
@@ -109,7 +109,7 @@ def test_a_failed_round_fails_its_logs_for_good() -> None:
         commit = GroupCommit(
             disk, lambda log: pytest.fail("durable"), lambda log, error: failed.append((log, error))
         )
-        append(log, make_batch(0))
+        append(log, make_batch(0), born=False)
         commit.add(log)
         disk.failing = True
         await commit.drain()
@@ -122,7 +122,7 @@ def test_a_failed_round_fails_its_logs_for_good() -> None:
     assert log.durable_offset == 0
     assert len(disk.rounds) == 1
     with pytest.raises(LogFailed):
-        append(log, make_batch(1))
+        append(log, make_batch(1), born=False)
 
 
 def test_a_log_truncated_during_a_round_is_not_durable_beyond() -> None:

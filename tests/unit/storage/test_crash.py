@@ -72,7 +72,7 @@ class Life:
                 value = b"%d" % self.counter * self.rng.randrange(1, 20)
                 batch = make_batch(log.end_offset, value, count=self.rng.randrange(1, 4))
                 promises.batches.append(batch)
-                append(log, batch)
+                append(log, batch, born=False)
             case "sync":
                 log.sync()
                 promises.durable_offset = log.durable_offset

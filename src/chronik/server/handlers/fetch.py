@@ -7,7 +7,8 @@ Behaviour
     `min_bytes` waits for appends, at most `max_wait_ms`: an append wakes it, not a poll.
     The first partition with data gives at least one whole batch, whatever the limits.
     An offset below the log start or above the high watermark is OFFSET_OUT_OF_RANGE.
-    zstd is UNSUPPORTED_COMPRESSION_TYPE below v10, and for every message set.
+    zstd is UNSUPPORTED_COMPRESSION_TYPE in a message set, and below v10 if the topic itself
+    compresses with it: as in Kafka, a producer's own zstd is the consumer's to understand.
 """
 
 import asyncio
@@ -15,7 +16,6 @@ from collections.abc import Coroutine
 from typing import Any
 
 from chronik.protocol import codecs, legacy
-from chronik.protocol.batch import split
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.messages.fetch import (
     EpochEndOffset,
@@ -54,7 +54,7 @@ class _Reader:
         self._request = request
         self._interest = interest
         self._full = full
-        self._cold: dict[Key, Buffer] = {}
+        self._cold: dict[Key, Buffer | KafkaError] = {}
         self.results: dict[Key, PartitionData] = {}
         self.bytes_read = 0
         self.has_error = False
@@ -121,6 +121,8 @@ class _Reader:
         first = self.bytes_read == 0 or self._context.version < REQUEST_LIMIT_VERSION
         size = min(position.max_bytes, left)
         cold = self._cold.get(position.key)
+        if isinstance(cold, KafkaError):
+            raise cold
         if cold is not None:
             data: Buffer | None = cold
         else:
@@ -134,7 +136,7 @@ class _Reader:
 
     def _for_old_client(self, partition: Partition, position: Position, data: Buffer) -> Buffer:
         version = self._context.version
-        if any(batch.header.codec == codecs.ZSTD for batch in split(data)):
+        if partition.config.codec == codecs.ZSTD:
             raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
         if version > MESSAGE_SET_VERSION:
             return data
@@ -170,8 +172,9 @@ class _Reader:
             data = await self._context.node.disk.run(
                 lambda: partition.read(offset, max(size, 1), nowait=False)
             )
-        except KafkaError:
-            return  # The next try without waiting meets the same error, and answers it.
+        except KafkaError as error:
+            self._cold[key] = error
+            return
         assert data is not None
         self._cold[key] = data
 
