@@ -190,14 +190,6 @@ class CrashDisk(MemoryDisk):
             directory.durable = dict(directory.entries)
             directory.pending.clear()
 
-    def _sync_round(self, files: Sequence[str], directories: Sequence[str]) -> None:
-        for path in files:
-            if self.exists(path):
-                self.sync(path)
-        for path in directories:
-            if self.exists(path):
-                self.sync_directory(path)
-
 
 def _caller() -> str:
     return sys._getframe(2).f_code.co_name

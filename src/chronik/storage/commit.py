@@ -6,17 +6,19 @@ during a round go into the next.
 
 Invariants
     One round at a time, so a later round never overtakes an earlier one.
-    A log whose round failed is failed for good: which of its bytes are on disk is unknown.
+    A log whose file or directory failed is failed for good: which of its bytes are on disk is
+    unknown. The other logs of its round are not.
     A log that began a segment gets its checkpoint within the round (see `recovery`).
 
 The caller waits for durability in `on_durable`, or not at all if replication is its promise.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Protocol
 
 from chronik.storage.disk import Disk
-from chronik.storage.log import Log
+from chronik.storage.log import Log, SyncWork
 
 
 class OnDurable(Protocol):
@@ -40,7 +42,8 @@ class GroupCommit:
         self._on_failed = on_failed
         self._interval_ms = interval_ms  # 0: a round follows at once; more: batches gather
         self._dirty: dict[Log, None] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._round: list[tuple[Log, SyncWork]] | None = None
+        self._checkpoints: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -49,7 +52,7 @@ class GroupCommit:
     def add(self, log: Log) -> None:
         """Mark a log that was appended to, so that the next round makes it durable."""
         self._dirty[log] = None
-        if self._task is None and self._timer is None:
+        if self._round is None and self._timer is None:
             self._schedule(self._interval_ms)
 
     def _schedule(self, delay_ms: int) -> None:
@@ -62,61 +65,67 @@ class GroupCommit:
             self._timer = loop.call_soon(self._start)
 
     def _start(self) -> None:
+        """Begin a round with all logs that are marked."""
         self._timer = None
-        self._task = asyncio.get_running_loop().create_task(self._round(), name="group-commit")
-        self._task.add_done_callback(self._done)
+        dirty, self._dirty = self._dirty, {}
+        self.round_count += 1
+        self._round = [(log, log.begin_sync()) for log in dirty if log.failed is None]
+        files = [path for _, work in self._round for path in work.files]
+        directories = dict.fromkeys(path for _, work in self._round for path in work.directories)
+        if files or directories:
+            self._disk.sync_all(files, list(directories), self._synced)
+        else:
+            self._synced({})
 
-    def _done(self, task: "asyncio.Task[None]") -> None:
-        self._task = None
-        if self._dirty and not task.cancelled():
+    def _synced(self, errors: Mapping[str, OSError]) -> None:
+        """The round's work is done: report each log, those with a new segment a little later."""
+        assert self._round is not None
+        rolled = []
+        try:
+            for log, work in self._round:
+                failed = next((p for p in (*work.files, *work.directories) if p in errors), None)
+                if failed is not None:
+                    self._fail(log, errors[failed])
+                elif log.finish_sync():
+                    rolled.append(log)
+                else:
+                    self._publish(log)
+        finally:
+            if rolled:
+                work_left = self._finish_rolled(rolled)
+                self._checkpoints = asyncio.get_running_loop().create_task(
+                    work_left, name="commit-checkpoints"
+                )
+            else:
+                self._end()
+
+    async def _finish_rolled(self, logs: list[Log]) -> None:
+        try:
+            for log in logs:
+                try:
+                    await self._disk.run(log.checkpoint)
+                except Exception as error:
+                    self._fail(log, error)
+                else:
+                    self._publish(log)
+        finally:
+            self._checkpoints = None
+            self._end()
+
+    def _end(self) -> None:
+        self._round = None
+        if self._dirty:
             self._schedule(self._interval_ms)
         else:
             self._idle.set()
-        if not task.cancelled():
-            task.result()  # An exception goes to the loop's handler: it is a broken invariant.
-
-    async def _round(self) -> None:
-        logs, self._dirty = [log for log in self._dirty if log.failed is None], {}
-        self.round_count += 1
-        files: list[str] = []
-        directories: dict[str, None] = {}
-        for log in logs:
-            work = log.begin_sync()
-            files += work.files
-            directories.update(dict.fromkeys(work.directories))
-        try:
-            if files or directories:
-                await self._disk.sync_all(files, list(directories))
-        except Exception as error:
-            self._fail(logs, error)
-            return
-        rolled = []
-        for log in logs:
-            if log.finish_sync():
-                rolled.append(log)
-            else:
-                self._publish(log)
-        if rolled:
-            await self._finish_rolled(rolled)
-
-    async def _finish_rolled(self, logs: list[Log]) -> None:
-        checkpoints = [(log, self._disk.run(log.checkpoint)) for log in logs]
-        for log, written in checkpoints:
-            try:
-                await written
-            except Exception as error:
-                self._fail([log], error)
-            else:
-                self._publish(log)
 
     def _publish(self, log: Log) -> None:
         log.publish_durable()
         self._on_durable(log)
 
-    def _fail(self, logs: list[Log], error: Exception) -> None:
-        for log in logs:
-            log.failed = error
-            self._on_failed(log, error)
+    def _fail(self, log: Log, error: Exception) -> None:
+        log.failed = error
+        self._on_failed(log, error)
 
     async def drain(self) -> None:
         """Wait until every log marked so far had its round, starting one now if need be."""

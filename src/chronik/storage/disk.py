@@ -21,9 +21,10 @@ import os
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
+from queue import SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
 
 from chronik.protocol.schema import Buffer
@@ -38,6 +39,9 @@ SYNC_THREADS: Final = 8  # where parallel fdatasyncs stop getting cheaper per fi
 LOCK_STRIPES: Final = 64  # enough that checkpoints of different logs rarely wait for each other
 _NO_WAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)  # Linux only
 _NO_WAIT_UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+Done = Callable[[Mapping[str, OSError]], None]
 
 
 class Disk(Protocol):
@@ -123,8 +127,11 @@ class Disk(Protocol):
         """Do blocking work off the running loop."""
         ...
 
-    def sync_all(self, files: Sequence[str], directories: Sequence[str]) -> "asyncio.Future[None]":
-        """One commit round: sync files and directories; a file removed meanwhile is skipped."""
+    def sync_all(self, files: Sequence[str], directories: Sequence[str], done: Done) -> None:
+        """One commit round off the loop; `done` is called on the loop with what failed, by path.
+
+        A file or directory that was removed meanwhile is skipped.
+        """
         ...
 
     def close(self) -> None:
@@ -141,6 +148,9 @@ class _OpenFile:
         self.dropped = False
 
 
+_Round = tuple[asyncio.AbstractEventLoop, Sequence[str], Sequence[str], Done]
+
+
 class FileDisk:
     """The machine's file system."""
 
@@ -153,7 +163,8 @@ class FileDisk:
         self._stripes = [threading.RLock() for _ in range(LOCK_STRIPES)]
         self._lock_descriptors: list[int] = []
         self._workers = ThreadPoolExecutor(WORKER_THREADS, thread_name_prefix="chronik-disk")
-        self._committer = ThreadPoolExecutor(1, thread_name_prefix="chronik-commit")
+        self._committer: threading.Thread | None = None
+        self._rounds: SimpleQueue[_Round | None] = SimpleQueue()
         self._syncers = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="chronik-sync")
 
     # Descriptors
@@ -355,21 +366,31 @@ class FileDisk:
         finally:
             os.close(descriptor)
 
-    def sync_all(self, files: Sequence[str], directories: Sequence[str]) -> "asyncio.Future[None]":
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._committer, self._sync_round, files, directories)
+    def sync_all(self, files: Sequence[str], directories: Sequence[str], done: Done) -> None:
+        if self._committer is None:
+            self._committer = threading.Thread(
+                target=self._commit_rounds, name="chronik-commit", daemon=True
+            )
+            self._committer.start()
+        self._rounds.put((asyncio.get_running_loop(), files, directories, done))
 
-    def _sync_round(self, files: Sequence[str], directories: Sequence[str]) -> None:
+    def _commit_rounds(self) -> None:
+        """The commit thread: one queue in, one callback out, so that a round costs two hops."""
+        while (work := self._rounds.get()) is not None:
+            loop, files, directories, done = work
+            errors = self._sync_round(files, directories)
+            with contextlib.suppress(RuntimeError):  # The loop was closed: nobody waits.
+                loop.call_soon_threadsafe(done, errors)
+
+    def _sync_round(self, files: Sequence[str], directories: Sequence[str]) -> dict[str, OSError]:
         work = [(self.sync, path) for path in files]
         work += [(self.sync_directory, path) for path in directories]
-        if len(work) == 1:
-            _sync_some(work)
-            return
+        if len(work) <= 2:  # Fewer are done sooner than handed over.
+            return _sync_some(work)
         shares = [work[i::SYNC_THREADS] for i in range(min(SYNC_THREADS, len(work)))]
         running = [self._syncers.submit(_sync_some, share) for share in shares]
-        wait(running)  # Also after a failure: no sync outlives its round.
-        for share in running:
-            share.result()
+        wait(running)
+        return {path: error for share in running for path, error in share.result().items()}
 
     def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         return asyncio.get_running_loop().run_in_executor(self._workers, work)
@@ -397,7 +418,10 @@ class FileDisk:
         return shutil.disk_usage(directory).free
 
     def close(self) -> None:
-        for pool in (self._committer, self._syncers, self._workers):
+        if self._committer is not None:
+            self._rounds.put(None)
+            self._committer.join()
+        for pool in (self._syncers, self._workers):
             pool.shutdown(wait=True)
         with self._mutex:
             for file in self._files.values():
@@ -408,11 +432,16 @@ class FileDisk:
         self._lock_descriptors.clear()
 
 
-def _sync_some(work: Sequence[tuple[Callable[[str], None], str]]) -> None:
+def _sync_some(work: Sequence[tuple[Callable[[str], None], str]]) -> dict[str, OSError]:
+    errors: dict[str, OSError] = {}
     for sync, path in work:
-        # Removed by retention or deletion since the round began: nobody needs its bytes.
-        with contextlib.suppress(FileNotFoundError):
+        try:
             sync(path)
+        except FileNotFoundError:
+            pass  # Removed by retention or deletion since the round began: nobody needs it.
+        except OSError as error:
+            errors[path] = error
+    return errors
 
 
 def _write_rest(descriptor: int, buffers: Sequence[Buffer], written: int) -> None:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeVar
 
 from chronik.protocol.schema import Buffer
+from chronik.storage.disk import Done
 
 T = TypeVar("T")
 
@@ -137,16 +138,21 @@ class MemoryDisk:
         loop.call_soon(_complete, future, work)
         return future
 
-    def sync_all(self, files: Sequence[str], directories: Sequence[str]) -> "asyncio.Future[None]":
-        return self.run(lambda: self._sync_round(files, directories))
+    def sync_all(self, files: Sequence[str], directories: Sequence[str], done: Done) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lambda: loop.call_soon(done, self._sync_round(files, directories)))
 
-    def _sync_round(self, files: Sequence[str], directories: Sequence[str]) -> None:
-        for path in files:
-            if path in self._files:
-                self.sync(path)
-        for path in directories:
-            if path in self._directories:
-                self.sync_directory(path)
+    def _sync_round(self, files: Sequence[str], directories: Sequence[str]) -> dict[str, OSError]:
+        errors: dict[str, OSError] = {}
+        work = [(self.sync, path) for path in files]
+        work += [(self.sync_directory, path) for path in directories]
+        for sync, path in work:
+            try:
+                if self.exists(path):
+                    sync(path)
+            except OSError as error:
+                errors[path] = error
+        return errors
 
     def close(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,16 @@ class RecordingDisk(MemoryDisk):
     def __init__(self) -> None:
         super().__init__()
         self.rounds: list[tuple[list[str], list[str]]] = []
-        self.failing = False
+        self.failing = ""  # fsyncs of paths with this in them fail
 
-    def _sync_round(self, files, directories) -> None:  # type: ignore[no-untyped-def]
-        self.rounds.append((list(files), list(directories)))
-        if self.failing:
+    def sync(self, path: str) -> None:
+        if self.failing and self.failing in path:
             raise OSError(5, "Input/output error")
-        super()._sync_round(files, directories)
+        super().sync(path)
+
+    def _sync_round(self, files: Sequence[str], directories: Sequence[str]) -> dict[str, OSError]:
+        self.rounds.append((list(files), list(directories)))
+        return super()._sync_round(files, directories)
 
 
 def unexpected(log: Log, error: Exception) -> None:
@@ -100,6 +104,25 @@ def test_a_round_with_a_new_segment_writes_a_checkpoint_first() -> None:
     assert len(disk.rounds[0][0]) == log.segment_count
 
 
+def test_a_file_that_fails_takes_no_other_log_with_it() -> None:
+    disk = RecordingDisk()
+    logs = [Log(disk, f"/data/t/{i}", CONFIG) for i in range(3)]
+    durable: list[Log] = []
+    failed: list[Log] = []
+
+    async def main() -> None:
+        commit = GroupCommit(disk, durable.append, lambda log, error: failed.append(log))
+        for log in logs:
+            append(log, make_batch(0), born=False)
+            commit.add(log)
+        disk.failing = "/t/1/"
+        await commit.drain()
+
+    asyncio.run(main())
+    assert failed == [logs[1]]
+    assert durable == [logs[0], logs[2]]
+
+
 def test_a_failed_round_fails_its_logs_for_good() -> None:
     disk = RecordingDisk()
     log = Log(disk, "/data/t/0", CONFIG)
@@ -111,9 +134,9 @@ def test_a_failed_round_fails_its_logs_for_good() -> None:
         )
         append(log, make_batch(0), born=False)
         commit.add(log)
-        disk.failing = True
+        disk.failing = ".log"
         await commit.drain()
-        disk.failing = False
+        disk.failing = ""
         commit.add(log)
         await commit.drain()
 

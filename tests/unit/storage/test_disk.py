@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -86,8 +86,14 @@ def test_work_and_rounds_complete_on_the_loop(disk: Disk, tmp_path: Path) -> Non
         paths = [f"{tmp_path}/{i}" for i in range(20)]
         for path in paths:
             disk.append(path, [b"x"])
-        await disk.sync_all([*paths, f"{tmp_path}/removed"], [str(tmp_path), "/no/such"])
-        await disk.sync_all([], [])
+        loop = asyncio.get_running_loop()
+        for files, directories in (
+            ([*paths, f"{tmp_path}/removed"], [str(tmp_path), "/no/such"]),
+            ([], []),
+        ):
+            synced: asyncio.Future[Mapping[str, OSError]] = loop.create_future()
+            disk.sync_all(files, directories, synced.set_result)
+            assert await synced == {}
         assert await disk.run(lambda: disk.size(paths[0])) == 1
         with pytest.raises(ZeroDivisionError):
             await disk.run(lambda: 1 // 0)
