@@ -6,7 +6,7 @@ has memory of its own. A request is handled as soon as its frame is there, in th
 What a handler returns says how it waits:
     a response      it is written at once
     None            there is no response (Produce with acks=0)
-    a future        the response comes later, and the next request is handled meanwhile (Produce:
+    a Pending       the response comes later, and the next request is handled meanwhile (Produce:
                     appends run in order, the waits for acks overlap)
     a coroutine     the next request waits until it is done
 
@@ -33,6 +33,7 @@ from chronik.protocol.connection import (
 )
 from chronik.protocol.errors import ProtocolError
 from chronik.protocol.schema import Buffer, Message
+from chronik.server.pending import Pending
 
 if TYPE_CHECKING:
     from chronik.server.listener import Listener
@@ -77,6 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         self._task: asyncio.Task[Message | None] | None = None
         self._write_paused = False
         self._unwritten = 0
+        self._flush_is_due = False
         self._waits_for_memory = False
         self._reading = True
         self.last_active = self._loop.time()
@@ -250,15 +252,24 @@ class Connection(asyncio.BufferedProtocol):
             self._answer(slot, result)
         elif result is None:
             self._observe(slot)
-        elif isinstance(result, asyncio.Future):
+        elif isinstance(result, Pending):
             self._slots.append(slot)
-            result.add_done_callback(lambda future: self._answered(slot, future))
+            result.then(lambda response: self._resolved(slot, response))
         else:
             assert inspect.iscoroutine(result)
             self._slots.append(slot)
             name = f"{slot.request.api.name}-{self.client_host}"
             self._task = self._loop.create_task(result, name=name)
             self._task.add_done_callback(lambda task: self._held_task_done(slot, task))
+
+    def _resolved(self, slot: _Slot, response: Message) -> None:
+        """An overlapped request is done; one write takes all that are done in this turn."""
+        if self._transport is None:
+            return
+        self._answer(slot, response)
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
 
     def _held_task_done(self, slot: _Slot, task: "asyncio.Task[Message | None]") -> None:
         self._task = None
@@ -323,6 +334,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         """Write every response whose turn has come."""
+        self._flush_is_due = False
         slots = self._slots
         if self._transport is None or not slots or slots[0].parts is None:
             return

@@ -78,26 +78,29 @@ class GroupCommit:
             self._synced({})
 
     def _synced(self, errors: Mapping[str, OSError]) -> None:
-        """The round's work is done: report each log, those with a new segment a little later."""
+        """The round's work is done: begin the next one, then report this one's logs.
+
+        In that order, so that the disk works while the acks of this round leave. Only a log that
+        began a segment holds the next round up: its checkpoint comes first.
+        """
         assert self._round is not None
-        rolled = []
-        try:
-            for log, work in self._round:
-                failed = next((p for p in (*work.files, *work.directories) if p in errors), None)
-                if failed is not None:
-                    self._fail(log, errors[failed])
-                elif log.finish_sync():
-                    rolled.append(log)
-                else:
-                    self._publish(log)
-        finally:
-            if rolled:
-                work_left = self._finish_rolled(rolled)
-                self._checkpoints = asyncio.get_running_loop().create_task(
-                    work_left, name="commit-checkpoints"
-                )
+        finished, rolled = [], []
+        for log, work in self._round:
+            failed = next((p for p in (*work.files, *work.directories) if p in errors), None)
+            if failed is not None:
+                self._fail(log, errors[failed])
+            elif log.finish_sync():
+                rolled.append(log)
             else:
-                self._end()
+                finished.append(log)
+        if rolled:
+            loop = asyncio.get_running_loop()
+            work_left = self._finish_rolled(rolled)
+            self._checkpoints = loop.create_task(work_left, name="commit-checkpoints")
+        else:
+            self._end()
+        for log in finished:
+            self._publish(log)
 
     async def _finish_rolled(self, logs: list[Log]) -> None:
         try:
@@ -114,10 +117,12 @@ class GroupCommit:
 
     def _end(self) -> None:
         self._round = None
-        if self._dirty:
+        if not self._dirty:
+            self._idle.set()
+        elif self._interval_ms:
             self._schedule(self._interval_ms)
         else:
-            self._idle.set()
+            self._start()
 
     def _publish(self, log: Log) -> None:
         log.publish_durable()

@@ -30,6 +30,7 @@ from chronik.replication.admission import InvalidRecords
 from chronik.replication.partition import Appended, Partition
 from chronik.server.connection import CloseConnection
 from chronik.server.context import Context
+from chronik.server.pending import Pending
 
 ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
 BY_ID_VERSION = 13
@@ -70,8 +71,7 @@ class _Acks:
         self._waiting = {
             append: None for _, appends in topics for append in appends if append.waits
         }
-        loop = asyncio.get_running_loop()
-        self.reply: asyncio.Future[Result] = loop.create_future()
+        self.reply = Pending()
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, timeout_ms: int) -> None:
@@ -110,15 +110,15 @@ class _Acks:
         self._maybe_reply()
 
     def _maybe_reply(self) -> None:
-        if not self._waiting and not self.reply.done():
+        if not self._waiting and not self.reply.is_done:
             if self._timer is not None:
                 self._timer.cancel()
-            self.reply.set_result(_response(self._topics))
+            self.reply.resolve(_response(self._topics))
 
 
 def produce(
     context: Context, request: ProduceRequest
-) -> "Result | asyncio.Future[Result] | Coroutine[Any, Any, Result]":
+) -> Result | Pending | Coroutine[Any, Any, Result]:
     if request.acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
         return _refused(request, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS))
     if request.transactional_id is not None:
@@ -152,7 +152,7 @@ async def _load_then_produce(
     for partition in unloaded:
         await context.node.replicas.load(partition)
     result = _append_all(context, request)
-    return await result if isinstance(result, asyncio.Future) else result
+    return await result if isinstance(result, Pending) else result
 
 
 def _detached(request: ProduceRequest) -> ProduceRequest:
@@ -179,7 +179,7 @@ def _copied(records: Any) -> bytes | None:
     return None if records is None else bytes(records)
 
 
-def _append_all(context: Context, request: ProduceRequest) -> "Result | asyncio.Future[Result]":
+def _append_all(context: Context, request: ProduceRequest) -> Result | Pending:
     now_ms = context.node.clock.wall_ms()
     by_id = context.version >= BY_ID_VERSION
     waits = False
