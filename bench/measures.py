@@ -13,7 +13,8 @@ from bench.servers import Server, kafka_class_path
 RECORD_SIZE = 1024
 PERF = "org.apache.kafka.tools.ProducerPerformance"
 SUMMARY = re.compile(
-    r"(?P<count>\d+) records sent, (?P<rate>[\d.]+) records/sec \((?P<mb>[\d.]+) MB/sec\), "
+    r"(?P<count>\d+) (?:steady state )?records sent, "
+    r"(?P<rate>[\d.]+) records/sec \((?P<mb>[\d.]+) MB/sec\), "
     r"(?P<avg>[\d.]+) ms avg latency, (?P<max>[\d.]+) ms max latency, "
     r"(?P<p50>\d+) ms 50th, (?P<p95>\d+) ms 95th, (?P<p99>\d+) ms 99th"
 )
@@ -29,15 +30,23 @@ class Produced:
 
 
 def produce(
-    server: Server, count: int, *, acks: str = "all", rate: int = -1, topic: str | None = None
+    server: Server,
+    count: int,
+    *,
+    acks: str = "all",
+    rate: int = -1,
+    topic: str | None = None,
+    warm_up: int = 0,
 ) -> Produced:
-    """Kafka's own producer-perf with 1 KiB records."""
+    """Kafka's own producer-perf with 1 KiB records; the first `warm_up` ones are not counted."""
     topic = topic or f"bench-{uuid.uuid4().hex[:8]}"
     cpu = server.cpu_s()
     peak = _Peak(server)
     command = ["java", "-Xmx512m", "-cp", kafka_class_path(), PERF, "--topic", topic]
     command += ["--num-records", str(count), "--record-size", str(RECORD_SIZE)]
-    command += ["--throughput", str(rate), "--producer-props"]
+    command += ["--throughput", str(rate)]
+    command += ["--warmup-records", str(warm_up)] if warm_up else []
+    command += ["--producer-props"]
     command += [f"bootstrap.servers={server.bootstrap}", f"acks={acks}"]
     with peak:
         done = subprocess.run(command, capture_output=True, text=True, check=True)

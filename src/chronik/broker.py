@@ -32,6 +32,7 @@ from chronik.replication.maintenance import Maintenance
 from chronik.replication.replicas import Replicas
 from chronik.server.context import Node, broker_config
 from chronik.server.dispatch import dispatcher
+from chronik.server.encoded_topics import EncodedTopics
 from chronik.server.fetch_sessions import FetchSessions
 from chronik.server.listener import Listener
 from chronik.server.producer_ids import ProducerIds
@@ -183,6 +184,7 @@ class Broker:
                 lambda: random.randrange(1, 2**31 - 1),
                 self._clock.monotonic,
             ),
+            encoded_topics=EncodedTopics(),
             producer_ids=ProducerIds(
                 metadata, node_id, lambda: metadata.image.brokers[node_id].epoch
             ),

@@ -255,6 +255,36 @@ def test_operations_are_named_when_asked_for(wire: Any, say: Any) -> None:
     assert say.metadata(wire, "t", version=8).cluster_authorized_operations == -(2**31)
 
 
+def test_an_answer_for_all_topics_follows_every_change(wire: Any, say: Any) -> None:
+    """Topics are encoded once and kept: what changed must not be answered from before."""
+
+    def shown(version: int = 12) -> dict[str, tuple[int, bytes]]:
+        topics = say.metadata(wire, version=version).topics
+        return {topic.name: (len(topic.partitions), bytes(topic.topic_id)) for topic in topics}
+
+    for name in ("a", "b"):
+        say.create(wire, name)
+    first = shown()
+    assert set(first) == {"a", "b"}
+    grow = CreatePartitionsTopic(name="a", count=3, assignments=None)
+    request = CreatePartitionsRequest(topics=[grow], timeout_ms=5000, validate_only=False)
+    wire.ask(apis.CREATE_PARTITIONS, 3, request)
+    assert shown()["a"][0] == 3
+    wire.ask(apis.DELETE_TOPICS, 5, DeleteTopicsRequest(topic_names=["b"], timeout_ms=5000))
+    assert set(shown()) == {"a"}
+    say.create(wire, "b", partitions=2)
+    assert shown()["b"][0] == 2
+    assert shown()["b"][1] != first["b"][1]
+    for version in range(14):
+        assert set(shown(max(version, 1))) == {"a", "b"}
+
+
+def test_thousands_of_topics_are_answered_in_full(wire: Any, say: Any) -> None:
+    creation(wire, *(creatable(f"t{n}", num_partitions=3) for n in range(1500)))
+    assert len(say.metadata(wire).topics) == 1500
+    assert sum(len(topic.partitions) for topic in say.metadata(wire, version=1).topics) == 4500
+
+
 def test_describe_cluster(broker: Broker, wire: Any) -> None:
     for version in range(3):
         request = DescribeClusterRequest(include_cluster_authorized_operations=True)

@@ -10,7 +10,7 @@ import pytest
 
 from chronik.config import limits
 from chronik.protocol import apis, codecs
-from chronik.protocol.batch import HEADER_SIZE, Batch, assemble, read_header
+from chronik.protocol.batch import HEADER_SIZE, Batch, BatchHeader, assemble, read_header
 from chronik.protocol.codec import encode
 from chronik.protocol.errors import ErrorCode
 from chronik.protocol.messages.headers import RequestHeader, encode_request_header
@@ -225,6 +225,31 @@ def test_garbage_in_a_batch_with_a_right_crc(wire: Any, say: Any, policy: str) -
         ErrorCode.CORRUPT_MESSAGE,
     )
     assert say.metadata(wire).brokers
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+def test_garbage_is_told_to_an_old_client(
+    broker: Broker, wire: Any, say: Any, version: int
+) -> None:
+    """A message set needs the records, which a producer's right CRC does not vouch for."""
+    say.create(wire, "t")
+    garbage = assemble(BatchHeader(0, 0, 0, 2, 0, 0, 2, 1000, 2000, -1, -1, -1, 3), b"\xff" * 60)
+    assert say.produce(wire, "t", garbage, version=3, acks=1).error_code == 0
+    assert say.fetch(wire, "t", 0, version=version).error_code == ErrorCode.CORRUPT_MESSAGE
+    assert say.fetch(wire, "t", 0, version=11).error_code == 0
+    assert not errors(broker)
+
+
+@pytest.mark.parametrize("codec", [codecs.NONE, codecs.GZIP])
+def test_what_comes_before_garbage_can_be_read(wire: Any, say: Any, codec: int) -> None:
+    say.create(wire, "t")
+    say.produce(wire, "t", say.batch(b"good", codec=codec))
+    header = read_header(say.batch(b"x", codec=codec))
+    assert say.produce(wire, "t", assemble(header, b"\xff" * 60)).error_code == 0
+    answer = say.fetch(wire, "t", 0, version=2)
+    assert (answer.error_code, answer.high_watermark) == (0, 2)
+    assert len(answer.records) > 0
+    assert say.fetch(wire, "t", 1, version=2).error_code == ErrorCode.CORRUPT_MESSAGE
 
 
 def test_a_batch_with_every_byte_flipped_is_refused_or_harmless(wire: Any, say: Any) -> None:

@@ -5,7 +5,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from chronik.protocol import apis
+import pytest
+
+from chronik.protocol import apis, codecs
 from chronik.protocol.batch import split
 from chronik.protocol.messages.topics import DeleteTopicsRequest
 from chronik.protocol.records import Record, build_batch, iter_records
@@ -91,6 +93,43 @@ def test_compaction_keeps_the_last_value_of_each_key(
         assert offsets[-1] == 99
     with Broker(data_dir=str(tmp_path)) as broker:
         assert {r.key: r.value for r in read_all(connect(broker), say)} == latest
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["cached", "cold"])
+@pytest.mark.parametrize("codec", [codecs.NONE, codecs.GZIP])
+def test_an_old_client_gets_past_batches_that_compaction_emptied(
+    tmp_path: Path, connect: Any, say: Any, codec: int, cold: bool
+) -> None:
+    """A message set has no word for them: with nothing else it would be empty for ever."""
+    with Broker(data_dir=str(tmp_path)) as broker:
+        wire = connect(broker)
+        say.create(
+            wire,
+            "t",
+            cleanup_policy="compact",
+            segment_bytes="1000",
+            min_cleanable_dirty_ratio="0.01",
+        )
+        for producer_id in range(1, 4):
+            records = [Record(n, 1_700_000_000_000, b"k%d" % n, b"old") for n in range(2)]
+            ids = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": 0}
+            say.produce(wire, "t", build_batch(records, codec=codec, **ids))
+        for number in range(20):
+            say.produce(wire, "t", keyed(b"k%d" % (number % 2), b"n" * 200))
+        node = broker.node
+        assert node is not None
+        run_on(broker, node.maintenance.compact_all())
+        batches = split(say.fetch(wire, "t", 0).records)
+        assert [batch.header.record_count for batch in batches] == [0, 0, 0]
+        expected = split(say.fetch(wire, "t", 6).records)[0].header.base_offset
+        if cold:
+            node._disk.pread_nowait = lambda *_: None  # type: ignore[method-assign]
+        for offset in range(6):
+            for version in (1, 2):
+                answer = say.fetch(wire, "t", offset, version=version, partition_max_bytes=1)
+                assert (answer.error_code, answer.high_watermark) == (0, 26)
+                assert int.from_bytes(answer.records[:8]) == expected
+        assert say.fetch(wire, "t", 26, version=2).records == b""
 
 
 def test_a_topic_deleted_while_it_is_compacted_is_gone(

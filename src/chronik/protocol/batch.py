@@ -12,9 +12,9 @@ epoch lie outside the CRC, so that the broker stamps them without touching the r
                                       57 record count       int32
 
 Only what follows the header is compressed. `validate` is the gate for what clients produce;
-`split` walks what was stored or fetched. A changed header needs a changed CRC: `with_append_time`,
-`with_max_timestamp` and `recompress` return a new batch, and never touch a record.
-Records themselves are `records`' business, and older formats `legacy`'s.
+`split` walks what was stored or fetched. A changed header needs a changed CRC: `with_append_time`
+and `recompress` return a new batch, and never touch a record. Records themselves are `records`'
+business, and older formats `legacy`'s.
 """
 
 from struct import Struct
@@ -232,11 +232,6 @@ def with_append_time(batch: Batch, now_ms: int) -> bytes:
     attributes = batch.header.attributes | TIMESTAMP_TYPE_FLAG
     header = batch.header._replace(attributes=attributes, max_timestamp=now_ms)
     return assemble(header, batch.payload)
-
-
-def with_max_timestamp(batch: Batch, max_timestamp: int) -> bytes:
-    """The batch with its largest timestamp put right."""
-    return assemble(batch.header._replace(max_timestamp=max_timestamp), batch.payload)
 
 
 def recompress(

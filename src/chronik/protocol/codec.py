@@ -375,7 +375,10 @@ class _EncodeSource(_Source):
         if element.wire == "struct":
             assert element.message is not None
             function = self.message(element.message)
-            self.line(f"for item in {variable}: {function}(item, out)")
+            # An element may come encoded: a Metadata answer has thousands that never change.
+            self.line(f"for item in {variable}:")
+            self.line("    if item.__class__ is bytes: append(item)")
+            self.line(f"    else: {function}(item, out)")
             return
         self.line(f"for item_{label} in {variable}:")
         self.indent += 1

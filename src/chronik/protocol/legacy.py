@@ -191,7 +191,8 @@ def from_batches(
     """Convert stored batches for a consumer that reads magic 0 (Fetch 0-1) or 1 (Fetch 2-3).
 
     Plain messages below the fetch offset are left out; a wrapper stays whole, and its consumer
-    skips them. Control batches are left out, so that the result may be empty.
+    skips them. Control batches are left out, so that the result may be empty. A batch that cannot
+    be converted ends the result, and is an error only if nothing comes before it.
     """
     assert magic in (0, 1)
     converted = bytearray()
@@ -201,7 +202,13 @@ def from_batches(
         try:
             converted += _from_batch(batch, magic, fetch_offset, bytes_max)
         except error:
-            raise CorruptBatch("an offset or a timestamp does not fit 64 bits") from None
+            if not converted:
+                raise CorruptBatch("an offset or a timestamp does not fit 64 bits") from None
+            break
+        except (CorruptBatch, KafkaError):
+            if not converted:
+                raise
+            break
     return bytes(converted)
 
 
@@ -226,8 +233,8 @@ def _from_batch(batch: Batch, magic: int, fetch_offset: int, bytes_max: int) -> 
         last_offset = record.offset
         offset = last_offset - first_offset if magic else last_offset
         messages += _encode(record, offset, magic, flags)
-    if last_offset is None:
-        return b""  # Compaction may have left a batch without records.
+    if last_offset is None or last_offset < fetch_offset:
+        return b""  # Compaction may have left a batch without records, or without its last ones.
     value = codecs.compress(codec, messages, magic=magic)
     wrapper = Record(last_offset, header.max_timestamp, None, value)
     return _encode(wrapper, last_offset, magic, flags | codec)

@@ -12,8 +12,8 @@ Varints are zigzag coded: even is 0, 1, 2 ..., odd is -1, -2 .... Most are one b
 of the others two, so that the loops handle one byte in place and call a function for more.
 
 The broker stores and serves batches without any of this. It is used where records must be seen:
-by our own client, by compaction, by conversion for old clients (`legacy`) and for checking what
-producers send (`check_records`, `keyless_records`). Any malformed input raises `CorruptBatch`.
+by our own client, by compaction, by conversion for old clients (`legacy`) and where a setting is
+about records (`keyless_records`). Any malformed input raises `CorruptBatch`.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -47,7 +47,6 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 RECORD_OVERHEAD_MAX: Final = 36  # five varints of 5 bytes, a varlong of 10 and the attributes
 _VARINT_BYTES_MAX: Final = 5
-_NO_DELTA: Final = -(1 << 63)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -209,98 +208,6 @@ def _keyless_records(data: bytes, record_count: int) -> list[int]:
             raise CorruptBatch(f"record {index} does not have the length that it claims")
         position = end
     return indexes
-
-
-def check_records(payload: Buffer, record_count: int) -> int:
-    """Check the framing of uncompressed records, and return the largest timestamp delta.
-
-    The lengths must chain exactly to the end, the offset deltas be 0, 1, 2 ... and every key,
-    value and header lie within its record.
-    """
-    data = bytes(payload)
-    try:
-        position, timestamp_delta_max = _check_records(data, record_count)
-    except IndexError:
-        raise CorruptBatch("a record is cut short") from None
-    if position != len(data):
-        raise CorruptBatch(f"{len(data) - position} bytes follow the last record")
-    return timestamp_delta_max
-
-
-def _check_records(data: bytes, record_count: int) -> tuple[int, int]:  # noqa: C901
-    # One loop with all fields in place, since it runs for every record of every producer: a call
-    # for each field would double its time. Two bytes are usual for a length, an offset delta and
-    # a value; longer ones are called for. A position beyond the end fails at the next byte read,
-    # or in the caller.
-    position = 0
-    timestamp_zigzag = -1
-    timestamp_delta_max = _NO_DELTA
-    for index in range(record_count):
-        length = data[position]
-        position += 1
-        if length >= 0x80:
-            if (byte := data[position]) < 0x80:
-                length = length & 0x7F | byte << 7
-                position += 1
-            else:
-                length, position = _unsigned(data, position)
-        end = position + (length >> 1)
-        zigzag = data[position + 1]  # After the attributes.
-        position += 2
-        if zigzag >= 0x80:
-            zigzag, position = _unsigned(data, position, 64)
-        if zigzag != timestamp_zigzag:
-            timestamp_zigzag = zigzag
-            timestamp_delta_max = max(timestamp_delta_max, zigzag >> 1 ^ -(zigzag & 1))
-        zigzag = data[position]
-        position += 1
-        if zigzag >= 0x80:
-            if (byte := data[position]) < 0x80:
-                zigzag = zigzag & 0x7F | byte << 7
-                position += 1
-            else:
-                zigzag, position = _unsigned(data, position)
-        if zigzag != index << 1:
-            raise CorruptBatch(f"record {index} has another offset delta")
-        zigzag = data[position]  # The key: 1 is null.
-        position += 1
-        if zigzag >= 0x80:
-            zigzag, position = _unsigned(data, position)
-        if zigzag & 1 == 0:
-            position += zigzag >> 1
-        elif zigzag != 1:
-            raise CorruptBatch(f"record {index} has a key of negative length")
-        zigzag = data[position]  # The value.
-        position += 1
-        if zigzag >= 0x80:
-            if (byte := data[position]) < 0x80:
-                zigzag = zigzag & 0x7F | byte << 7
-                position += 1
-            else:
-                zigzag, position = _unsigned(data, position)
-        if zigzag & 1 == 0:
-            position += zigzag >> 1
-        elif zigzag != 1:
-            raise CorruptBatch(f"record {index} has a value of negative length")
-        position = _skip_headers(data, position) if data[position] else position + 1
-        if position != end or length & 1:
-            raise CorruptBatch(f"record {index} does not have the length that it claims")
-    return position, timestamp_delta_max
-
-
-def _skip_headers(data: bytes, position: int) -> int:
-    count, position = read_varint(data, position)
-    if count < 0 or count > len(data) - position:  # A header takes at least two bytes.
-        raise CorruptBatch(f"a record has {count} headers")
-    for _ in range(count):
-        length, position = read_varint(data, position)
-        if length < 0:
-            raise CorruptBatch("a header has no key")
-        length, position = read_varint(data, position + length)
-        if length < -1:
-            raise CorruptBatch("a header has a value of negative length")
-        position += max(length, 0)
-    return position
 
 
 class BatchBuilder:

@@ -10,6 +10,7 @@ from chronik.metadata.image import BROKER, Image, Topic
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.metrics import Metrics
 from chronik.replication.replicas import Replicas
+from chronik.server.encoded_topics import EncodedTopics
 from chronik.server.fetch_sessions import FetchSessions
 from chronik.server.producer_ids import ProducerIds
 from chronik.storage.disk import Disk
@@ -26,6 +27,7 @@ class Node:
     metadata: MetadataRuntime
     replicas: Replicas
     fetch_sessions: FetchSessions
+    encoded_topics: EncodedTopics
     producer_ids: ProducerIds
     disk: Disk
     clock: Clock

@@ -154,11 +154,6 @@ def test_append_time(codec: int) -> None:
     assert [record.timestamp for record in iter_records(stamped)] == [5_000_000] * 5
 
 
-def test_max_timestamp() -> None:
-    data = changed(build_batch(RECORDS), max_timestamp=1)
-    assert batches.with_max_timestamp(validate(data), 1_004) == build_batch(RECORDS)
-
-
 @pytest.mark.parametrize("source", codecs.NAMES)
 @pytest.mark.parametrize("target", codecs.NAMES)
 def test_recompress(source: int, target: int) -> None:

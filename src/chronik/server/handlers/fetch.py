@@ -9,6 +9,8 @@ Behaviour
     An offset below the log start or above the high watermark is OFFSET_OUT_OF_RANGE.
     zstd is UNSUPPORTED_COMPRESSION_TYPE in a message set, and below v10 if the topic itself
     compresses with it: as in Kafka, a producer's own zstd is the consumer's to understand.
+    A message set has no word for a batch without records: such batches are read over, or the
+    consumer would ask for the same offset for ever.
 """
 
 import asyncio
@@ -16,7 +18,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from chronik.protocol import codecs, legacy
-from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.protocol.batch import split
+from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
 from chronik.protocol.messages.fetch import (
     EpochEndOffset,
     FetchableTopicResponse,
@@ -55,6 +58,7 @@ class _Reader:
         self._interest = interest
         self._full = full
         self._cold: dict[Key, Buffer | KafkaError] = {}
+        self._passed: dict[Key, int] = {}  # Below: nothing that a message set could hold.
         self.results: dict[Key, PartitionData] = {}
         self.bytes_read = 0
         self.has_error = False
@@ -120,19 +124,33 @@ class _Reader:
     def _records(self, partition: Partition, position: Position, left: int) -> Buffer:
         first = self.bytes_read == 0 or self._context.version < REQUEST_LIMIT_VERSION
         size = min(position.max_bytes, left)
+        size = max(size, 1) if first else size
+        while True:
+            data = self._stored(partition, position, size, at_least_one_batch=first)
+            if not len(data) or self._context.version >= ZSTD_VERSION:
+                return data
+            converted = self._for_old_client(partition, position, data)
+            if len(converted):
+                return converted
+            self._passed[position.key] = split(data)[-1].header.next_offset
+            self._cold.pop(position.key, None)
+
+    def _stored(
+        self, partition: Partition, position: Position, size: int, *, at_least_one_batch: bool
+    ) -> Buffer:
         cold = self._cold.get(position.key)
         if isinstance(cold, KafkaError):
             raise cold
         if cold is not None:
-            data: Buffer | None = cold
-        else:
-            size = max(size, 1) if first else size
-            data = partition.read(position.fetch_offset, size, at_least_one_batch=first)
+            return cold
+        offset = self._offset(position)
+        data = partition.read(offset, size, at_least_one_batch=at_least_one_batch)
         if data is None:
             raise _Blocked(partition)
-        if len(data) and self._context.version < ZSTD_VERSION:
-            return self._for_old_client(partition, position, data)
         return data
+
+    def _offset(self, position: Position) -> int:
+        return self._passed.get(position.key, position.fetch_offset)
 
     def _for_old_client(self, partition: Partition, position: Position, data: Buffer) -> Buffer:
         version = self._context.version
@@ -143,7 +161,10 @@ class _Reader:
         if not partition.config.downconversion:
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
         magic = 1 if version >= MAGIC_1_VERSION else 0
-        return legacy.from_batches(data, magic, position.fetch_offset)
+        try:
+            return legacy.from_batches(data, magic, position.fetch_offset)
+        except ProtocolError as error:  # A producer's garbage: see ADR 0002.
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
 
     async def read_cold(self) -> None:
         """Read on until nothing blocks: load partitions, and take cold bytes from a thread."""
@@ -167,7 +188,7 @@ class _Reader:
         size = min(
             position.max_bytes, self._context.node.broker_config().integer("fetch.max.bytes")
         )
-        offset = position.fetch_offset
+        offset = self._offset(position)
         try:
             data = await self._context.node.disk.run(
                 lambda: partition.read(offset, max(size, 1), nowait=False)

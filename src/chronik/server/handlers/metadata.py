@@ -12,7 +12,7 @@ Behaviour
 
 import asyncio
 import uuid
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 from chronik.metadata.commands import CreateTopic
@@ -30,7 +30,6 @@ from chronik.protocol.messages.metadata import (
     MetadataRequest,
     MetadataResponse,
     MetadataResponseBroker,
-    MetadataResponsePartition,
     MetadataResponseTopic,
 )
 from chronik.protocol.messages.topics import (
@@ -42,6 +41,7 @@ from chronik.protocol.messages.topics import (
 )
 from chronik.protocol.schema import NO_UUID
 from chronik.server.context import Context
+from chronik.server.encoded_topics import described_topic
 from chronik.server.operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
 
 BROKER_ENDPOINTS = 1
@@ -50,10 +50,21 @@ BROKER_ENDPOINTS = 1
 def metadata(
     context: Context, request: MetadataRequest
 ) -> MetadataResponse | Coroutine[Any, Any, MetadataResponse]:
+    if _wants_all(context, request):
+        return _answer_all(context, request)
     missing = _missing_names(context, request)
     if missing:
         return _create_then_answer(context, request, missing)
-    return _answer(context, request, {})
+    return _answer(context, request, _asked_topics(context, request, {}))
+
+
+async def _answer_all(context: Context, request: MetadataRequest) -> MetadataResponse:
+    cache = context.node.encoded_topics
+    operations = _topic_operations(request)
+    # After a start nothing is encoded yet: that is done in slices, between other requests.
+    while not cache.prepare(context.image, context.version, operations):
+        await asyncio.sleep(0)  # noqa: ASYNC110
+    return _answer(context, request, cache.topics(context.image, context.version, operations))
 
 
 def _wants_all(context: Context, request: MetadataRequest) -> bool:
@@ -62,7 +73,7 @@ def _wants_all(context: Context, request: MetadataRequest) -> bool:
 
 def _missing_names(context: Context, request: MetadataRequest) -> list[str]:
     """Topics to create before the answer."""
-    if _wants_all(context, request) or not request.allow_auto_topic_creation:
+    if not request.allow_auto_topic_creation:
         return []
     topics = context.image.topics
     missing = [
@@ -89,23 +100,27 @@ async def _create_then_answer(
             errors[name] = outcome.code
         elif isinstance(outcome, BaseException):
             raise outcome
-    return _answer(context, request, errors)
+    return _answer(context, request, _asked_topics(context, request, errors))
+
+
+def _topic_operations(request: MetadataRequest) -> int:
+    return TOPIC_OPERATIONS if request.include_topic_authorized_operations else OPERATIONS_OMITTED
+
+
+def _asked_topics(
+    context: Context, request: MetadataRequest, errors: dict[str, ErrorCode]
+) -> list[MetadataResponseTopic]:
+    operations = _topic_operations(request)
+    return [
+        _asked_topic(context, each.name, each.topic_id, operations, errors)
+        for each in request.topics or ()
+    ]
 
 
 def _answer(
-    context: Context, request: MetadataRequest, errors: dict[str, ErrorCode]
+    context: Context, request: MetadataRequest, topics: Sequence[MetadataResponseTopic]
 ) -> MetadataResponse:
     image = context.image
-    operations = OPERATIONS_OMITTED
-    if request.include_topic_authorized_operations:
-        operations = TOPIC_OPERATIONS
-    if _wants_all(context, request):
-        topics = [_topic(topic, operations) for topic in image.topics.values()]
-    else:
-        topics = [
-            _asked_topic(context, each.name, each.topic_id, operations, errors)
-            for each in request.topics or ()
-        ]
     return MetadataResponse(
         brokers=[
             MetadataResponseBroker(
@@ -140,7 +155,7 @@ def _asked_topic(
         if error in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_ALREADY_EXISTS):
             error = _name_error(name or "")
     if topic is not None:
-        return _topic(topic, operations)
+        return described_topic(topic, operations)
     known_name = name if topic_id == NO_UUID or context.version >= 12 else name or ""
     return MetadataResponseTopic(
         error_code=error,
@@ -157,28 +172,6 @@ def _name_error(name: str) -> ErrorCode:
     except KafkaError as error:
         return error.code
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-
-def _topic(topic: Topic, operations: int) -> MetadataResponseTopic:
-    return MetadataResponseTopic(
-        error_code=ErrorCode.NONE,
-        name=topic.name,
-        topic_id=topic.id,
-        is_internal=topic.is_internal,
-        partitions=[_partition(partition) for partition in topic.partitions],
-        topic_authorized_operations=operations,
-    )
-
-
-def _partition(partition: PartitionRecord) -> MetadataResponsePartition:
-    return MetadataResponsePartition(
-        error_code=ErrorCode.NONE,
-        partition_index=partition.partition,
-        leader_id=partition.leader,
-        leader_epoch=partition.leader_epoch,
-        replica_nodes=partition.replicas,
-        isr_nodes=partition.isr,
-    )
 
 
 def describe_cluster(context: Context, request: DescribeClusterRequest) -> DescribeClusterResponse:
