@@ -5,7 +5,7 @@ UV := $(shell command -v uv 2>/dev/null || echo .setup/boot/bin/uv)
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help run test setup check sim bench format clean
+.PHONY: help run test setup check sim chaos bench format clean
 
 help:
 	@echo "make run     start a node at localhost:9092 (ARGS='--port 9093 ...' for options)"
@@ -13,7 +13,8 @@ help:
 	@echo "make setup   everything for development, in .venv"
 	@echo "make check   lint, types, import contracts, unit tests (the fast layer)"
 	@echo "make sim     crash campaigns on a simulated disk, many seeds (SEEDS=2000)"
-	@echo "make bench   Chronik beside a real Apache Kafka, as ratios"
+	@echo "make chaos   kill -9 of a loaded node, many times (KILLS=200)"
+	@echo "make bench   Chronik beside a real Apache Kafka, as ratios; then what a node costs inside"
 
 run: .setup/core
 	@exec $(BIN)/chronik start $(ARGS)
@@ -33,8 +34,12 @@ check: .setup/dev
 sim: .setup/dev
 	CHRONIK_SIM_SEEDS=$(or $(SEEDS),2000) $(BIN)/python -m pytest -q tests/sim
 
+chaos: .setup/dev
+	CHRONIK_KILLS=$(or $(KILLS),200) $(BIN)/python -m pytest -q -s --timeout 3600 tests/chaos/test_kill.py
+
 bench: .setup/dev .setup/clients
 	$(BIN)/python -m bench $(ARGS)
+	$(BIN)/python -m bench.inside
 
 format: .setup/dev
 	$(BIN)/ruff format -q .

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import get_type_hints
 
 from chronik.cli.start import start
-from chronik.config import settings
 from chronik.config.broker_settings import BROKER_SETTINGS
 from chronik.config.definitions import Definition, Update, render
-from chronik.config.settings import Settings
+from chronik.config.settings import NODE_SETTINGS, Settings, variable_of
 from chronik.config.topic_settings import TOPIC_SETTINGS
 
 PAGE = Path(__file__).parents[1] / "docs" / "CONFIG.md"
@@ -24,8 +23,9 @@ Generated from `src/chronik/config` by `scripts/config_doc.py`: change the defin
 ## Of a node
 
 Given as an option of `chronik start`, as a variable or as a key of the TOML file; the first of
-these that is there counts. `--config FILE.toml` (or `CHRONIK_CONFIG`) names the file. An option or
-key that is not known, or a value that is not allowed, ends the start with one line and exit code 2.
+these that is there counts. `--config FILE.toml` (or `CHRONIK_CONFIG`) names the file. An option, a
+key or a `CHRONIK_` variable that is not known, or a value that is not allowed, ends the start with
+one line that names it and exit code 2.
 
 """
 
@@ -37,7 +37,7 @@ BROKER_HEAD = """
 Kafka's settings under Kafka's names: `--set NAME=VALUE` (as often as needed), a variable
 `CHRONIK_KAFKA_` and the name in capitals with `_` for `.` (`CHRONIK_KAFKA_NUM_PARTITIONS=4`), or a
 quoted key of the file's `[kafka]` table (`"num.partitions" = 4`); the first of these counts. An
-option or key that is not in this table is refused.
+option, variable or key that is not in this table is refused.
 
 *Changes* says when: `at the start` only as above; `any time` also by AlterConfigs and
 IncrementalAlterConfigs, for one broker or as the default of all. A value set for the broker beats
@@ -97,9 +97,9 @@ def node_row(name: str) -> tuple[str, ...]:
     return (
         f"`{name}`",
         f"`--{name.replace('_', '-')}`",
-        f"`CHRONIK_{name.upper()}`",
+        f"`{variable_of(name)}`",
         value_text(None if default is None else str(default)),
-        settings._SETTINGS[name].allowed,
+        NODE_SETTINGS[name].allowed,
         node_meaning(name),
     )
 

@@ -1,5 +1,6 @@
 """Topics, settings, cluster and log directories on the wire, in every version."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -457,6 +458,9 @@ def test_log_directories_have_true_sizes(tmp_path: Path, connect: Any, say: Any)
             sizes = {p.partition_index: p.partition_size for p in result.topics[0].partitions}
             (log,) = tmp_path.glob("topics/*/1/*.log")
             assert sizes == {0: 0, 1: log.stat().st_size}
+            if version >= 4:
+                assert result.total_bytes == shutil.disk_usage(tmp_path).total
+                assert 0 < result.usable_bytes <= result.total_bytes
 
 
 @pytest.mark.parametrize("version", range(6))

@@ -89,8 +89,8 @@ class Definition:
             return "true or false"
         if self.kind in (Kind.INT, Kind.SHORT, Kind.LONG, Kind.DOUBLE):
             what = "a number" if self.kind is Kind.DOUBLE else "a whole number"
-            least = "" if self.least is None else f" from {self.least:g}"
-            most = "" if self.most is None else f" to {self.most:.12g}"
+            least = "" if self.least is None else f" from {_whole_if_whole(self.least)}"
+            most = "" if self.most is None else f" to {_whole_if_whole(self.most)}"
             return what + least + most
         return "text"
 
@@ -107,6 +107,10 @@ def render(value: Value | None) -> str | None:
     if isinstance(value, tuple):
         return ",".join(value)
     return None if value is None else str(value)
+
+
+def _whole_if_whole(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else f"{bound:g}"
 
 
 def _boolean(text: str) -> bool:

@@ -1,7 +1,8 @@
 """A node's own settings: each as an option, a CHRONIK_* variable or a TOML key, in that order.
 
 Kafka's settings keep Kafka's names: `--set num.partitions=4`, `CHRONIK_KAFKA_NUM_PARTITIONS=4`,
-or `"num.partitions" = 4` in the file's `[kafka]` table.
+or `"num.partitions" = 4` in the file's `[kafka]` table. A name that is not known is refused in each
+of these places: a setting that is silently ignored is a setting that somebody relies on.
 """
 
 import tomllib
@@ -14,6 +15,20 @@ from chronik.config.definitions import InvalidSetting, render
 
 Durability = Literal["fsync", "replicated"]
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+VARIABLE_PREFIX: Final = "CHRONIK_"
+KAFKA_PREFIX: Final = "CHRONIK_KAFKA_"
+# Variables of ours that are no settings: where the file is, whom the commands talk to, and what
+# the tests take, which start nodes in their own environment.
+OTHER_VARIABLES: Final = frozenset(
+    {
+        "CHRONIK_CONFIG",
+        "CHRONIK_BOOTSTRAP",
+        "CHRONIK_SIM_SEEDS",
+        "CHRONIK_KILLS",
+        "CHRONIK_SEED",
+    }
+)
+TEST_PREFIX: Final = "CHRONIK_TEST_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +48,9 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Setting:
+class NodeSetting:
+    """How a setting of the node is given: the check of its text, and that check in words."""
+
     parse: Callable[[str], Any]
     allowed: str
 
@@ -76,16 +93,16 @@ def _address(text: str) -> str:
     return text
 
 
-_SETTINGS: Final[Mapping[str, _Setting]] = {
-    "host": _Setting(_text, "a host name or address to listen on"),
-    "port": _Setting(_number(0, 65535), "a whole number from 0 (any free port) to 65535"),
-    "advertise": _Setting(_address, "HOST:PORT, as clients reach this node"),
-    "http_port": _Setting(_number(-1, 65535), "a whole number from 0 to 65535, or -1 for none"),
-    "data_dir": _Setting(_text, "a directory"),
-    "node_id": _Setting(_number(0, 2**31 - 1), "a whole number from 0 to 2147483647"),
-    "rack": _Setting(_text, "a name"),
-    "durability": _Setting(_choice("fsync", "replicated"), "fsync or replicated"),
-    "log_level": _Setting(_choice(*LOG_LEVELS), ", ".join(LOG_LEVELS)),
+NODE_SETTINGS: Final[Mapping[str, NodeSetting]] = {
+    "host": NodeSetting(_text, "a host name or address to listen on"),
+    "port": NodeSetting(_number(0, 65535), "a whole number from 0 (any free port) to 65535"),
+    "advertise": NodeSetting(_address, "HOST:PORT, as clients reach this node"),
+    "http_port": NodeSetting(_number(-1, 65535), "a whole number from 0 to 65535, or -1 for none"),
+    "data_dir": NodeSetting(_text, "a directory"),
+    "node_id": NodeSetting(_number(0, 2**31 - 1), "a whole number from 0 to 2147483647"),
+    "rack": NodeSetting(_text, "a name"),
+    "durability": NodeSetting(_choice("fsync", "replicated"), "fsync or replicated"),
+    "log_level": NodeSetting(_choice(*LOG_LEVELS), ", ".join(LOG_LEVELS)),
 }
 
 
@@ -97,12 +114,13 @@ def resolve(
     sets: Sequence[str] = (),
 ) -> Settings:
     """The settings of a node, or InvalidSetting with one line that says what is wrong."""
+    _check_variables(environment)
     document = _read(file) if file is not None else {}
     given: dict[str, Any] = {}
-    for name, setting in _SETTINGS.items():
+    for name, setting in NODE_SETTINGS.items():
         for place, value in (
             (f"--{name.replace('_', '-')}", options.get(name)),
-            (f"CHRONIK_{name.upper()}", environment.get(f"CHRONIK_{name.upper()}")),
+            (variable_of(name), environment.get(variable_of(name))),
             (f"{name} in {file}", document.get(name)),
         ):
             if value is not None:
@@ -111,7 +129,30 @@ def resolve(
     return Settings(**given, kafka=_kafka(sets, environment, document.get("kafka", {}), file))
 
 
-def _parse(setting: _Setting, place: str, value: Any) -> Any:
+def variable_of(name: str) -> str:
+    """The variable that gives a setting of the node."""
+    return VARIABLE_PREFIX + name.upper()
+
+
+def _kafka_variable_of(name: str) -> str:
+    return KAFKA_PREFIX + name.upper().replace(".", "_")
+
+
+def _check_variables(environment: Mapping[str, str]) -> None:
+    own = [variable_of(name) for name in NODE_SETTINGS]
+    known = {*own, *map(_kafka_variable_of, BROKER_SETTINGS), *OTHER_VARIABLES}
+    for variable in sorted(environment):
+        if not variable.startswith(VARIABLE_PREFIX) or variable.startswith(TEST_PREFIX):
+            continue
+        if variable in known:
+            continue
+        if variable.startswith(KAFKA_PREFIX):
+            raise InvalidSetting(f"{variable}: unknown Kafka setting; see docs/CONFIG.md")
+        names = ", ".join([*own, "CHRONIK_CONFIG", f"{KAFKA_PREFIX}*"])
+        raise InvalidSetting(f"{variable}: unknown variable; known ones: {names}")
+
+
+def _parse(setting: NodeSetting, place: str, value: Any) -> Any:
     try:
         return setting.parse(str(value))
     except ValueError:
@@ -126,9 +167,9 @@ def _read(file: str) -> dict[str, Any]:
         raise InvalidSetting(f"--config: cannot read {file}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidSetting(f"--config: {file} is not TOML: {error}") from None
-    unknown = sorted(set(document) - set(_SETTINGS) - {"kafka"})
+    unknown = sorted(set(document) - set(NODE_SETTINGS) - {"kafka"})
     if unknown:
-        names = ", ".join([*_SETTINGS, "[kafka]"])
+        names = ", ".join([*NODE_SETTINGS, "[kafka]"])
         raise InvalidSetting(f"{file}: unknown setting {unknown[0]}; known ones: {names}")
     return document
 
@@ -144,7 +185,7 @@ def _kafka(
             raise InvalidSetting(f'{file}: quote Kafka names: "{name}...." = value')
         _take(values, name, _as_text(value), f"[kafka] in {file}")
     for name in BROKER_SETTINGS:
-        variable = "CHRONIK_KAFKA_" + name.upper().replace(".", "_")
+        variable = _kafka_variable_of(name)
         if variable in environment:
             _take(values, name, environment[variable], variable)
     for item in sets:

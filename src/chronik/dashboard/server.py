@@ -6,6 +6,7 @@ committed image, and its metadata log works.
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 
@@ -41,8 +42,14 @@ class DashboardServer:
                 Route("/readyz", self._readyz),
             ]
         )
+        # What uvicorn says of its own life is ours to say: only its complaints are let through.
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            app,
+            log_config=None,
+            log_level=logging.WARNING,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
         )
         self._server = _Server(config)
 

@@ -123,6 +123,10 @@ class Disk(Protocol):
         """What is left for us on the file system that holds a directory."""
         ...
 
+    def total_bytes(self, directory: str) -> int:
+        """The size of the file system that holds a directory."""
+        ...
+
     def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         """Do blocking work off the running loop."""
         ...
@@ -416,6 +420,9 @@ class FileDisk:
 
     def free_bytes(self, directory: str) -> int:
         return shutil.disk_usage(directory).free
+
+    def total_bytes(self, directory: str) -> int:
+        return shutil.disk_usage(directory).total
 
     def close(self) -> None:
         if self._committer is not None:

@@ -132,6 +132,9 @@ class MemoryDisk:
     def free_bytes(self, directory: str) -> int:
         return FREE_BYTES
 
+    def total_bytes(self, directory: str) -> int:
+        return FREE_BYTES + sum(map(len, self._files.values()))
+
     def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()

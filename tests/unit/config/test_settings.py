@@ -46,6 +46,10 @@ def test_kafkas_settings_take_the_same_order(tmp_path: Path) -> None:
         ({}, {}, ["num.partitions=none"], ["--set", "num.partitions", "whole number"]),
         ({}, {}, ["no.such.setting=1"], ["--set", "no.such.setting"]),
         ({}, {"CHRONIK_KAFKA_NUM_PARTITIONS": "0"}, [], ["NUM_PARTITIONS", "from 1"]),
+        ({}, {"CHRONIK_KAFKA_NUM_PARTITONS": "4"}, [], ["CHRONIK_KAFKA_NUM_PARTITONS", "unknown"]),
+        ({}, {"CHRONIK_PROT": "1"}, [], ["CHRONIK_PROT:", "unknown", "CHRONIK_PORT"]),
+        ({}, {"CHRONIK_": "1"}, [], ["CHRONIK_:", "unknown"]),
+        ({}, {}, ["log.retention.hours=-2"], ["from -1 to 2562047788015"]),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_is_allowed(
@@ -56,6 +60,25 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value)
+
+
+def test_variables_that_are_no_settings_are_let_through() -> None:
+    variables = {
+        "CHRONIK_CONFIG": "f",
+        "CHRONIK_BOOTSTRAP": "h:1",
+        "CHRONIK_TEST_ANYTHING": "1",
+        "CHRONIK_SIM_SEEDS": "1",
+        "CHRONIK_KILLS": "1",
+        "CHRONIK_SEED": "1",
+        "OTHER": "1",
+    }
+    assert resolve({}, variables) == Settings()
+
+
+def test_bounds_are_printed_as_they_are() -> None:
+    assert TOPIC_SETTINGS["min.cleanable.dirty.ratio"].allowed() == "a number from 0 to 1"
+    for definition in (*TOPIC_SETTINGS.values(), *BROKER_SETTINGS.values()):
+        assert "e+" not in definition.allowed()
 
 
 @pytest.mark.parametrize(

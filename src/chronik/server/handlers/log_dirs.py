@@ -33,7 +33,7 @@ async def describe_log_dirs(
         ]
     node = context.node
 
-    def measure() -> tuple[list[DescribeLogDirsTopic], int]:
+    def measure() -> DescribeLogDirsResult:
         topics = [
             DescribeLogDirsTopic(
                 name=topic.name,
@@ -45,16 +45,15 @@ async def describe_log_dirs(
             )
             for topic, indexes in asked
         ]
-        return topics, node.disk.free_bytes(node.data_dir)
+        return DescribeLogDirsResult(
+            error_code=ErrorCode.NONE,
+            log_dir=node.data_dir,
+            topics=topics,
+            total_bytes=node.disk.total_bytes(node.data_dir),
+            usable_bytes=node.disk.free_bytes(node.data_dir),
+        )
 
-    topics, usable_bytes = await node.disk.run(measure)
-    result = DescribeLogDirsResult(
-        error_code=ErrorCode.NONE,
-        log_dir=node.data_dir,
-        topics=topics,
-        usable_bytes=usable_bytes,
-    )
-    return DescribeLogDirsResponse(results=[result])
+    return DescribeLogDirsResponse(results=[await node.disk.run(measure)])
 
 
 def _partition(context: Context, topic: Topic, index: int) -> DescribeLogDirsPartition:

@@ -62,8 +62,8 @@ async def _answer_all(context: Context, request: MetadataRequest) -> MetadataRes
     cache = context.node.encoded_topics
     operations = _topic_operations(request)
     # After a start nothing is encoded yet: that is done in slices, between other requests.
-    while not cache.prepare(context.image, context.version, operations):
-        await asyncio.sleep(0)  # noqa: ASYNC110
+    while not cache.prepare(context.image, context.version, operations):  # noqa: ASYNC110
+        await asyncio.sleep(0)
     return _answer(context, request, cache.topics(context.image, context.version, operations))
 
 
