@@ -289,10 +289,12 @@ class Broker:
             self.metrics.loop_lag.observe(max(loop.time() - due, 0.0))
 
     async def _stop_storage(self) -> None:
-        await self._commit.drain()
-        await self._partition_commit.drain()
-        await self.replicas.close()
-        self.metadata.close()
+        try:
+            await self._commit.drain()
+            await self._partition_commit.drain()
+            await self.replicas.close()
+        finally:
+            self.metadata.close()
 
     # Wiring.
 

@@ -119,8 +119,8 @@ _OWN: Final = (
         kind=Kind.LONG,
         default=512 * 1024 * 1024,
         least=-1,
-        documentation="Bytes of requests being received, over all connections, beyond which "
-        "connections wait for their turn; -1: no limit.",
+        documentation="Bytes of half-received requests, over all connections, beyond which a "
+        "connection that sends more is closed; -1: no limit.",
     ),
     Definition(
         name="socket.request.max.bytes",

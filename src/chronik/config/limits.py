@@ -21,6 +21,13 @@ QUEUED_RESPONSE_BYTES_MAX: Final = 256 * 1024 * 1024
 # A connection that has sent a part of a frame must send more of it within this time.
 PARTIAL_FRAME_TIMEOUT_S: Final = 30.0
 
+# A whole frame must arrive within this time, however steadily it trickles: 100 MiB at a third of
+# a MiB a second.
+FRAME_TIMEOUT_S: Final = 300.0
+
+# A connection that we closed is aborted after this time if its peer does not take what is queued.
+CLOSE_GRACE_S: Final = 2.0
+
 # A fetch response is built in memory, so that one consumer cannot ask a node for all of it.
 FETCH_BYTES_MAX: Final = 55 * 1024 * 1024  # Kafka's own fetch.max.bytes
 

@@ -140,17 +140,26 @@ class Journal:
         records: Callable[[], Iterable[Record]],
         done: Callable[[int, BaseException | None], None],
     ) -> None:
-        """Write a snapshot off the loop, then forget the entries it replaces, then say so."""
+        """Write a snapshot off the loop, then forget the entries it replaces, then say so.
 
-        def finished(written: "asyncio.Future[None]") -> None:
-            error = written.exception()
+        `done` is called in any case, with what failed.
+        """
+
+        def written(writing: "asyncio.Future[None]") -> None:
+            error = _failure(writing)
             if error is None:
-                self.log.advance_log_start(index + 1)
-                self.log.checkpoint()
+                try:
+                    self.log.advance_log_start(index + 1)
+                    forgetting = self._disk.run(self.log.checkpoint)
+                except Exception as reason:
+                    error = reason
+                else:
+                    forgetting.add_done_callback(lambda each: done(index, _failure(each)))
+                    return
             done(index, error)
 
-        written = self._disk.run(lambda: self.save_snapshot(index, term, records()))
-        written.add_done_callback(finished)
+        writing = self._disk.run(lambda: self.save_snapshot(index, term, records()))
+        writing.add_done_callback(written)
 
     def load_snapshot(self) -> tuple[int, int, list[Record]] | None:
         """Index, term and records of the newest snapshot."""
@@ -172,6 +181,10 @@ class Journal:
             return []
         names = self._disk.list(self._directory)
         return sorted(n for n in names if n.startswith("snapshot-") and n.endswith(".json"))
+
+
+def _failure(future: "asyncio.Future[None]") -> BaseException | None:
+    return InterruptedError("cancelled") if future.cancelled() else future.exception()
 
 
 def _entry(batch: memoryview, index: int, term: int) -> Entry:

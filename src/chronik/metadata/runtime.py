@@ -16,7 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from chronik.config import limits
 from chronik.config.effective import BrokerConfig
@@ -34,8 +34,12 @@ from chronik.metadata.records import (
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.raft.types import Entry, EntryKind, HardState
 from chronik.storage.commit import GroupCommit
+from chronik.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
+
+SLICE_ENTRY_COUNT: Final = 200  # applied in one turn of the loop
+SLICE_S: Final = 0.02  # or until then: clients wait meanwhile
 
 Listener = Callable[[Image, Image, Sequence[Record]], None]
 
@@ -61,6 +65,7 @@ class MetadataRuntime:
         self._in_flight: deque[_InFlight] = deque()
         self._listeners: list[Listener] = []
         self._snapshot_index = 0
+        self._is_applying = False  # the next slice is scheduled
         self.failure: BaseException | None = None
         self.image = Image()
         self.term = 0
@@ -125,7 +130,12 @@ class MetadataRuntime:
         if not decision.records:
             reply.set_result(decision.response)
             return reply
-        self._log(EntryKind.COMMAND, decision.records, decision.response, reply)
+        try:
+            self._log(EntryKind.COMMAND, decision.records, decision.response, reply)
+        except (OSError, StorageError) as error:
+            reply.set_exception(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
+            if self._journal.log.failed is not None:
+                self.on_failed(error)  # A full disk, in contrast, leaves the log as it was.
         return reply
 
     def decide(self, command: Command) -> controller.Decision:
@@ -149,22 +159,45 @@ class MetadataRuntime:
 
     def on_durable(self) -> None:
         """The log is on disk up to a new point: with one voter, that much is committed."""
-        durable = self._journal.log.durable_offset
-        while self._in_flight and self._in_flight[0].index < durable:
-            entry = self._in_flight.popleft()
-            old, self.image = self.image, self.image.apply(entry.records)
-            self.applied_index = entry.index
-            for listener in self._listeners:
-                listener(old, self.image, entry.records)
-            if entry.reply is not None and not entry.reply.done():
-                entry.reply.set_result(entry.response)
+        if not self._is_applying:
+            self._apply_slice()
+
+    def _apply_slice(self) -> None:
+        """Apply some of what is committed and come back for the rest: a round may hold much."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SLICE_S
+        count = 0
+        while count < SLICE_ENTRY_COUNT and loop.time() <= deadline and self._apply_next():
+            count += 1
+        self._is_applying = self._has_committed()
+        if self._is_applying:
+            loop.call_soon(self._apply_slice)
         if self.applied_index - self._snapshot_index >= limits.SNAPSHOT_ENTRY_COUNT:
             self.snapshot()
+
+    def _has_committed(self) -> bool:
+        in_flight = self._in_flight
+        return bool(in_flight) and in_flight[0].index < self._journal.log.durable_offset
+
+    def _apply_next(self) -> bool:
+        """Apply the oldest entry if it is committed; whether it was."""
+        if not self._has_committed():
+            return False
+        entry = self._in_flight.popleft()
+        old, self.image = self.image, self.image.apply(entry.records)
+        self.applied_index = entry.index
+        for listener in self._listeners:
+            listener(old, self.image, entry.records)
+        if entry.reply is not None and not entry.reply.done():
+            entry.reply.set_result(entry.response)
+        return True
 
     def on_failed(self, error: BaseException) -> None:
         """The metadata log could not be synced: nothing more is decided or answered as done."""
         self.failure = error
         logger.critical("metadata log failed", extra={"error": str(error)})
+        while self._apply_next():
+            pass  # Committed before: its answer is no error.
         for entry in self._in_flight:
             if entry.reply is not None and not entry.reply.done():
                 entry.reply.set_exception(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
@@ -185,6 +218,7 @@ class MetadataRuntime:
 
     def close(self) -> None:
         """Leave the log clean: synced, checkpointed, with the commit index beside the vote."""
+        self._in_flight.clear()  # What is committed and not applied yet is so by the next start.
         if self.failure is None:
             self._journal.log.close()
             state = HardState(term=self.term, vote=self._node_id, commit_index=self.applied_index)

@@ -80,6 +80,7 @@ class Partition:
         "log",
         "name",
         "producers",
+        "snapshot_offset",
         "topic_id",
         "watchers",
     )
@@ -103,14 +104,16 @@ class Partition:
         self.log = log
         self.config = config
         self.producers = Producers()
+        self.snapshot_offset = 0  # where the log ended when the producers were saved last
         self.high_watermark = log.log_start_offset
-        self.watchers: set[Watcher] = set()
         self.is_loaded = False
         self.is_deleted = False
         self.failure: str | None = None
         self._commit = commit
         self._durable_acks = durability == "fsync"
-        self._acks: deque[tuple[int, AckWaiter]] | None = None  # Made on first use: it is large.
+        # Both are there only while somebody waits: they are large, and most partitions idle.
+        self.watchers: set[Watcher] | None = None
+        self._acks: deque[tuple[int, AckWaiter]] | None = None
         self._bytes_unseen = 0
 
     def __str__(self) -> str:
@@ -139,9 +142,15 @@ class Partition:
         if repeated is not None:
             return repeated
         base_offset = self.log.end_offset
-        for batch in batches:
-            self._write(batch, now_ms)
-        self._written(batches)
+        bytes_written = 0
+        try:
+            for batch in batches:
+                self._write(batch, now_ms)
+                bytes_written += len(batch.data)
+        finally:
+            # Of a legacy set a later batch may fail: what is in the log counts all the same.
+            if bytes_written:
+                self._written(bytes_written)
         return Appended(
             base_offset=base_offset,
             end_offset=self.log.end_offset,
@@ -177,8 +186,8 @@ class Partition:
         if header.producer_id >= 0:
             self.producers.append(stamped, now_ms)
 
-    def _written(self, batches: list[Batch]) -> None:
-        self._bytes_unseen += sum(len(batch.data) for batch in batches)
+    def _written(self, bytes_written: int) -> None:
+        self._bytes_unseen += bytes_written
         self._commit.add(self.log)
         if not self._durable_acks:
             self._advance(self.log.end_offset)
@@ -203,13 +212,28 @@ class Partition:
         self.high_watermark = high_watermark
         while self._acks and self._acks[0][0] <= high_watermark:
             self._acks.popleft()[1].acknowledged(self)
+        if not self._acks:
+            self._acks = None
         appended, self._bytes_unseen = self._bytes_unseen, 0
         if self.watchers:
             self._notify(appended)
 
     def _notify(self, bytes_appended: int) -> None:
-        for watcher in tuple(self.watchers):
+        for watcher in tuple(self.watchers or ()):
             watcher.moved(self, bytes_appended)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell the watcher when there is more to read, until `unwatch`."""
+        if self.watchers is None:
+            self.watchers = set()
+        self.watchers.add(watcher)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Tell the watcher nothing any more."""
+        if self.watchers is not None:
+            self.watchers.discard(watcher)
+            if not self.watchers:
+                self.watchers = None
 
     # Reads.
 
@@ -233,6 +257,7 @@ class Partition:
         except OffsetOutOfRange:  # The log start moved while a thread was reading.
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE) from None
         except (OSError, StorageError) as error:
+            self._check_usable()  # Deleted while a thread was reading: then that is the answer.
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 
     @property

@@ -10,7 +10,7 @@ records of that change, never by comparing whole images.
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 from chronik.clock import Clock
 from chronik.config.effective import BrokerConfig
@@ -29,18 +29,25 @@ from chronik.replication.producers import Producers
 from chronik.replication.topic_config import TopicConfig, topic_config
 from chronik.storage.commit import GroupCommit
 from chronik.storage.disk import Disk
-from chronik.storage.errors import CorruptLog
+from chronik.storage.errors import CorruptLog, StorageError
 from chronik.storage.log import Log
 
 logger = logging.getLogger(__name__)
 
 NAME_LENGTH_MAX = 200  # of a topic's name in its directory's, which may have 255 with the id
 PRODUCERS_FILE = "producers"
+DELETED = "deleted-"  # before the id in the directory name of a topic whose files are going
+CLOSED_AT_ONCE = 8  # keeps the disk's threads busy; more would only queue
 
 
 def topic_directory(data_dir: str, name: str, topic_id: bytes) -> str:
     """Where a topic's partitions lie: its name for people, its id to tell two lives apart."""
     return f"{data_dir}/topics/{name[:NAME_LENGTH_MAX]}.{id_text(topic_id)}"
+
+
+def deleted_directory(data_dir: str, name: str, topic_id: bytes) -> str:
+    """What a topic's directory is renamed to before it is removed."""
+    return f"{data_dir}/topics/{name[:NAME_LENGTH_MAX]}.{DELETED}{id_text(topic_id)}"
 
 
 class Replicas:
@@ -79,6 +86,8 @@ class Replicas:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         partitions = self._partitions.get(topic.id)
         if partitions is None:
+            if topic.id not in self.image.topic_names:  # Who asks has waited while it went.
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             partitions = self._partitions[topic.id] = {}
         partition = partitions.get(index)
         if partition is None:
@@ -87,8 +96,7 @@ class Replicas:
 
     def _open(self, topic: Topic, index: int) -> Partition:
         config = self.config_of(topic.name)
-        directory = f"{topic_directory(self._data_dir, topic.name, topic.id)}/{index}"
-        log = Log(self._disk, directory, config.log)
+        log = Log(self._disk, self.directory_of(topic, index), config.log)
         partition = Partition(
             name=topic.name,
             topic_id=topic.id,
@@ -115,14 +123,16 @@ class Replicas:
 
     async def _load(self, partition: Partition) -> None:
         try:
-            partition.producers = await self._disk.run(lambda: self._recover(partition.log))
+            partition.producers = await self._disk.run(lambda: self._recover(partition))
         except (CorruptLog, OSError) as error:
-            partition.fail(str(error))
+            if not partition.is_deleted:
+                partition.fail(str(error))
         else:
             partition.loaded()
 
-    def _recover(self, log: Log) -> Producers:
+    def _recover(self, partition: Partition) -> Producers:
         """Blocking: the log, then the producers from their snapshot and the headers after it."""
+        log = partition.log
         log.load()
         producers = Producers()
         path = f"{log.directory}/{PRODUCERS_FILE}"
@@ -138,7 +148,10 @@ class Replicas:
             producers = Producers()
             self._disk.remove(path)
             self._disk.sync_directory(log.directory)
+        partition.snapshot_offset = producers.end_offset
         producers.replay(log.scan_headers(producers.end_offset))
+        for each in (path, *(segment.path for segment in log.segments)):
+            self._disk.release(each)  # It may have been loaded for a look, and stay idle.
         return producers
 
     def used(self) -> Iterator[Partition]:
@@ -160,6 +173,18 @@ class Replicas:
 
     def directory_of(self, topic: Topic, index: int) -> str:
         return f"{topic_directory(self._data_dir, topic.name, topic.id)}/{index}"
+
+    def segment_sizes(self, topic: Topic, index: int) -> list[int]:
+        """The sizes of a partition's log files, whether or not it was used. Blocking."""
+        directory = self.directory_of(topic, index)
+        names = [name for name in self._disk.list(directory) if name.endswith(".log")]
+        return [self._size(f"{directory}/{name}") for name in names]
+
+    def _size(self, path: str) -> int:
+        try:
+            return self._disk.size(path)
+        except FileNotFoundError:
+            return 0  # Retention or deletion took it since it was listed.
 
     # Settings.
 
@@ -183,6 +208,9 @@ class Replicas:
         self.image = image
         root = f"{self._data_dir}/topics"
         for name in self._disk.list(root):
+            if _is_deleted(name):
+                self._disk.remove_tree(f"{root}/{name}")
+                continue
             topic_id = _topic_id_of(name)
             topic = image.topic_by_id(topic_id)
             if topic is not None:
@@ -197,75 +225,88 @@ class Replicas:
     def on_image(self, old: Image, new: Image, records: Sequence[Record]) -> None:
         """Do what follows from a committed metadata change."""
         self.image = new
+        configured: set[str | None] = set()
+        begun: dict[str, list[int]] = {}
         for record in records:
             match record:
                 case TopicRemovedRecord():
                     self._remove(old, id_bytes(record.topic_id))
                 case ConfigRecord(resource=resource, resource_name=name):
-                    self._reconfigure(None if resource == BROKER else name)
-                case LeaderEpochsRecord() | PartitionRecord():
-                    self._update_epochs(record)
+                    configured.add(None if resource == BROKER else name)
+                case PartitionRecord():
+                    begun.setdefault(record.topic_id, []).append(record.partition)
+                case LeaderEpochsRecord():
+                    self._update_all_epochs()
                 case _:
                     pass
+        if configured:
+            self._reconfigure(configured)
+        for topic_id, indexes in begun.items():
+            self._update_epochs(id_bytes(topic_id), indexes)
 
     def _remove(self, old: Image, topic_id: bytes) -> None:
         topic = old.topic_by_id(topic_id)
         assert topic is not None
         self._configs.pop(topic.name, None)
-        on_disk = self._on_disk.pop(topic_id, None)
-        removals = []
+        has_files = bool(self._on_disk.pop(topic_id, None))
         for partition in self._partitions.pop(topic_id, {}).values():
+            has_files = has_files or partition.log.segment_count > 0
+            partition.log.abandon()
             partition.deleted()
             self._by_log.pop(partition.log, None)
-            try:
-                removals.append(partition.log.delete())
-            except OSError as error:
-                extra = {"partition": str(partition), "error": str(error)}
-                logger.error("cannot remove a deleted partition's files", extra=extra)
-        if on_disk or removals:
-            # The directory has the topic's id in its name: a new topic of that name is not in
-            # its way, and what a crash leaves of it is removed at the next start.
-            directory = topic_directory(self._data_dir, topic.name, topic_id)
-            task = asyncio.create_task(
-                self._remove_directory(directory, removals), name=f"remove-{topic.name}"
-            )
+        if has_files:
+            task = asyncio.create_task(self._remove_files(topic), name=f"remove-{topic.name}")
             self._removals.add(task)
             task.add_done_callback(self._removals.discard)
 
-    async def _remove_directory(
-        self, directory: str, first: "Sequence[asyncio.Future[None]]"
-    ) -> None:
+    async def _remove_files(self, topic: Topic) -> None:
+        # Both names have the topic's id: a new topic of that name is not in the way, and what a
+        # crash leaves is removed at the next start.
+        directory = topic_directory(self._data_dir, topic.name, topic.id)
+        gone = deleted_directory(self._data_dir, topic.name, topic.id)
+
+        def remove() -> None:
+            if self._disk.exists(directory):
+                self._disk.rename(directory, gone)  # A checkpoint under way finds no place now.
+            self._disk.remove_tree(gone)
+
         try:
-            for removal in first:
-                await removal
-            await self._disk.run(lambda: self._disk.remove_tree(directory))
+            await self._disk.run(remove)
         except OSError as error:
             extra = {"directory": directory, "error": str(error)}
             logger.error("cannot remove a deleted topic's files", extra=extra)
 
-    def _reconfigure(self, name: str | None) -> None:
-        if name is None:
+    def _reconfigure(self, names: "set[str | None]") -> None:
+        """Settings of these topics have changed, or (None) those of the broker for all."""
+        if None in names:
             self._configs.clear()
             self._default_config = None
-        else:
+            self._configure(self.used())
+            return
+        for name in names:
             self._configs.pop(name, None)
-        for partitions in self._partitions.values():
-            for partition in partitions.values():
-                if name is None or partition.name == name:
-                    partition.configure(self.config_of(partition.name), partition.leader_epoch)
+            topic = self.image.topics.get(name)
+            if topic is not None:
+                self._configure(self._partitions.get(topic.id, {}).values())
 
-    def _update_epochs(self, record: LeaderEpochsRecord | PartitionRecord) -> None:
-        ids = (
-            [id_bytes(record.topic_id)]
-            if isinstance(record, PartitionRecord)
-            else list(self._partitions)
-        )
-        for topic_id in ids:
-            topic = self.image.topic_by_id(topic_id)
-            for partition in self._partitions.get(topic_id, {}).values():
-                if topic is not None:
-                    epoch = topic.partitions[partition.index].leader_epoch
-                    partition.configure(partition.config, epoch)
+    def _configure(self, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
+            partition.configure(self.config_of(partition.name), partition.leader_epoch)
+
+    def _update_all_epochs(self) -> None:
+        for topic_id, partitions in self._partitions.items():
+            self._update_epochs(topic_id, partitions)
+
+    def _update_epochs(self, topic_id: bytes, indexes: Iterable[int]) -> None:
+        topic = self.image.topic_by_id(topic_id)
+        known = self._partitions.get(topic_id)
+        if topic is None or not known:
+            return
+        for index in indexes:
+            partition = known.get(index)
+            if partition is not None:
+                epoch = topic.partitions[index].leader_epoch
+                partition.configure(partition.config, epoch)
 
     def on_durable(self, log: Log) -> None:
         """The group commit has synced this log."""
@@ -279,26 +320,58 @@ class Replicas:
         if partition is not None:
             partition.fail(str(error))
 
-    def checkpoint(self, partition: Partition) -> "asyncio.Future[None]":
+    async def checkpoint(self, partition: Partition) -> None:
         """Save how far the log is known good, and the producers, off the loop."""
         log = partition.log
-        snapshot = partition.producers.snapshot(log.end_offset)
+        end_offset = log.end_offset
+        if partition.is_deleted or not end_offset:
+            return  # A log without batches has no files.
+        snapshot = b""
+        if end_offset > partition.snapshot_offset:
+            snapshot = partition.producers.snapshot(end_offset)
 
         def save() -> None:
-            log.checkpoint()
-            self._disk.write_durably(f"{log.directory}/{PRODUCERS_FILE}", snapshot)
+            with self._disk.exclusive(log.directory):
+                log.checkpoint()
+                # Another checkpoint may have begun later and come first.
+                if end_offset > partition.snapshot_offset and not partition.is_deleted:
+                    self._disk.write_durably(f"{log.directory}/{PRODUCERS_FILE}", snapshot)
+                    partition.snapshot_offset = end_offset
 
-        return self._disk.run(save)
+        try:
+            await self._disk.run(save)
+        except OSError:
+            if not partition.is_deleted:
+                raise
 
     async def close(self) -> None:
         """Leave every log clean, so that the next start trusts it."""
         tasks = [*self._loading.values(), *self._removals]
         if tasks:
             await asyncio.wait(tasks)
-        for partition in self.loaded():
-            if partition.log.end_offset > 0:
-                await self.checkpoint(partition)
-                await self._disk.run(partition.log.close)
+        dirty = [partition for partition in self.loaded() if not _is_clean(partition)]
+        for i in range(0, len(dirty), CLOSED_AT_ONCE):
+            await asyncio.gather(*map(self._close, dirty[i : i + CLOSED_AT_ONCE]))
+
+    async def _close(self, partition: Partition) -> None:
+        try:
+            await self._disk.run(partition.log.close)
+            await self.checkpoint(partition)
+        except (OSError, StorageError) as error:
+            extra = {"partition": str(partition), "error": str(error)}
+            logger.error("partition not closed", extra=extra)
+
+
+def _is_clean(partition: Partition) -> bool:
+    log = partition.log
+    is_saved = partition.snapshot_offset >= log.end_offset == log.durable_offset
+    return is_saved and log.is_checkpointed
+
+
+def _is_deleted(directory: str) -> bool:
+    # By length too: an id may begin with anything, and has 22 characters.
+    suffix = directory.rpartition(".")[2]
+    return suffix.startswith(DELETED) and len(suffix) == len(DELETED) + len(id_text(bytes(16)))
 
 
 def _topic_id_of(directory: str) -> bytes:

@@ -46,6 +46,9 @@ JOIN_BYTES_MAX: Final = 64 * 1024  # below this one copied write is cheaper than
 _PEEK: Final = Struct(">ih")  # a frame's length and its api key
 
 
+_NO_BODY: Final = Message()
+
+
 class CloseConnection(Exception):
     """A handler's wish to end the connection without an answer."""
 
@@ -79,7 +82,7 @@ class Connection(asyncio.BufferedProtocol):
         self._write_paused = False
         self._unwritten = 0
         self._flush_is_due = False
-        self._waits_for_memory = False
+        self._frame_began = 0.0
         self._reading = True
         self.last_active = self._loop.time()
         self.client_host = ""
@@ -99,8 +102,6 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
         self._listener.lost(self)
         self._release_memory()
-        if self._waits_for_memory:
-            self._listener.memory.forget(self._granted)
         if self._task is not None:
             self._task.cancel()
         self._slots.clear()
@@ -136,6 +137,13 @@ class Connection(asyncio.BufferedProtocol):
         self._write_paused = False
         self._listener.stalled.discard(self)
         self._continue()
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether a request has begun to arrive, and no longer does or takes too long."""
+        return (
+            self.last_active < now - limits.PARTIAL_FRAME_TIMEOUT_S
+            or self._frame_began < now - limits.FRAME_TIMEOUT_S
+        )
 
     @property
     def bytes_queued(self) -> int:
@@ -181,27 +189,14 @@ class Connection(asyncio.BufferedProtocol):
                 self._check_length(int.from_bytes(rest[:4], signed=True), PRODUCE.key)
             return
         self._need = FRAME_HEADER_SIZE + int(_PEEK.unpack_from(rest)[0])
-        self._partial = bytearray(min(self._need, max(SMALL_FRAME_SIZE, 2 * len(rest))))
-        self._partial[: len(rest)] = rest
         self._filled = len(rest)
-        if self._need > SMALL_FRAME_SIZE:
-            self._reserved = self._need
-            if not self._listener.memory.reserve(self._need, self._granted):
-                self._waits_for_memory = True
-                self._set_reading(False)
-
-    def _granted(self) -> None:
-        self._waits_for_memory = False
-        self.last_active = self._loop.time()
-        self._continue()
+        self._frame_began = self.last_active
+        self._grow(rest)
 
     def _partial_is_full(self) -> None:
         assert self._partial is not None
         if self._filled < self._need:
-            # Memory follows the bytes that came, not the length that was claimed.
-            grown = bytearray(min(self._need, 2 * self._filled))
-            grown[: self._filled] = self._partial
-            self._partial = grown
+            self._grow(memoryview(self._partial))
             return
         frame, self._partial = memoryview(self._partial), None
         self._listener.partial.discard(self)
@@ -219,9 +214,21 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog += bytes(data)
         self._set_reading(False)
 
+    def _grow(self, data: memoryview) -> None:
+        """Make room for twice as much as came of this frame so far."""
+        size = min(self._need, max(SMALL_FRAME_SIZE, 2 * self._filled))
+        memory = self._listener.memory
+        if not memory.reserve(size - self._reserved):
+            reason = f"over {memory.bytes_max} bytes of half-received requests"
+            self.close("memory", f"{reason} (queued.max.request.bytes)")
+            return
+        self._reserved = size
+        grown = bytearray(size)
+        grown[: self._filled] = data[: self._filled]
+        self._partial = grown
+
     def _release_memory(self) -> None:
-        if self._reserved and not self._waits_for_memory:
-            self._listener.memory.release(self._reserved)
+        self._listener.memory.release(self._reserved)
         self._reserved = 0
         self._listener.partial.discard(self)
 
@@ -236,7 +243,8 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self.close("protocol", str(error))
             return
-        slot = _Slot(request, self._loop.time())
+        # Without the body, whose records pin the receive buffer until the answer has left.
+        slot = _Slot(request._replace(body=_NO_BODY), self._loop.time())
         try:
             result = self._listener.dispatch(request, self)
         except CloseConnection as error:
@@ -357,7 +365,6 @@ class Connection(asyncio.BufferedProtocol):
         return (
             self._task is not None
             or self._write_paused
-            or self._waits_for_memory
             or len(self._slots) >= limits.INFLIGHT_REQUESTS_MAX
         )
 
@@ -399,3 +406,5 @@ class Connection(asyncio.BufferedProtocol):
             self._slots.pop()
         self._flush()
         self._transport.close()
+        # A peer that does not read would keep what is queued for it, and its connection, for ever.
+        self._loop.call_later(limits.CLOSE_GRACE_S, self.abort)

@@ -48,10 +48,10 @@ class Position:
         """The partition that the key means now: another one if the topic was made anew."""
         if self.partition is not partition:
             if self.partition is not None:
-                self.partition.watchers.discard(Watch(interest, self.key))
+                self.partition.unwatch(Watch(interest, self.key))
             self.partition = partition
             if interest.is_watching:
-                partition.watchers.add(Watch(interest, self.key))
+                partition.watch(Watch(interest, self.key))
 
     def update(self, request: FetchPartition) -> None:
         self.fetch_offset = request.fetch_offset
@@ -82,7 +82,7 @@ class Interest:
         position = self.positions.pop(key, None)
         self.ready.pop(key, None)
         if position is not None and position.partition is not None:
-            position.partition.watchers.discard(Watch(self, key))
+            position.partition.unwatch(Watch(self, key))
 
     def watch_all(self) -> None:
         """From now on be told when a partition moves."""
@@ -91,7 +91,7 @@ class Interest:
         self.is_watching = True
         for key, position in self.positions.items():
             if position.partition is not None:
-                position.partition.watchers.add(Watch(self, key))
+                position.partition.watch(Watch(self, key))
 
     def park(self, missing_bytes: int, wake: Callable[[], None]) -> None:
         """Call `wake` once this many bytes were appended, or something else happened."""
@@ -113,7 +113,7 @@ class Interest:
             return
         for key, position in self.positions.items():
             if position.partition is not None:
-                position.partition.watchers.discard(Watch(self, key))
+                position.partition.unwatch(Watch(self, key))
 
 
 class Watch:

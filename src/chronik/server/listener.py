@@ -101,8 +101,7 @@ class Listener:
     def _sweep(self) -> None:
         """Close connections that have been silent too long, or stuck within a frame."""
         now = self.loop.time()
-        stuck_before = now - limits.PARTIAL_FRAME_TIMEOUT_S
-        for connection in [each for each in self.partial if each.last_active < stuck_before]:
+        for connection in [each for each in self.partial if each.is_stuck(now)]:
             connection.close("slow", "no more bytes of a half-sent request")
         idle_before = now - self._idle_timeout_ms() / 1000
         for connection in [each for each in self._connections if each.last_active < idle_before]:

@@ -26,6 +26,7 @@ from chronik.storage.errors import BadIndex, CorruptLog
 from chronik.storage.index import SparseIndex
 from chronik.storage.recovery import (
     LEFTOVER_SUFFIXES,
+    NO_BEGINNING,
     SWAP_SUFFIX,
     find_batch,
     read_checkpoint,
@@ -134,12 +135,20 @@ def _checked_checkpoint(disk: Disk, directory: str, report: Report) -> Checkpoin
             reason = "interrupted work"
             report.findings.append(Finding(problem=Problem.LEFTOVER, path=path, reason=reason))
     try:
+        _check_beginning(disk, directory)
         return read_checkpoint(disk, directory)
     except CorruptLog as error:
         report.findings.append(
             Finding(problem=Problem.BAD_CHECKPOINT, path=error.path, reason=error.reason)
         )
         return Checkpoint()
+
+
+def _check_beginning(disk: Disk, directory: str) -> None:
+    path = f"{directory}/{CHECKPOINT_NAME}"
+    bases = [int(n[:20]) for n in disk.list(directory) if n.endswith(LOG_SUFFIX)]
+    if bases and bases[0] and not disk.exists(path):
+        raise CorruptLog(path, 0, bases[0], NO_BEGINNING)
 
 
 def _find_missing(directory: str, bases: list[int], checkpoint: Checkpoint, report: Report) -> None:

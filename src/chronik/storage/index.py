@@ -35,6 +35,10 @@ RELATIVE_OFFSET_MAX: Final = 0xFFFFFFFF
 _BLOCK_ENTRIES: Final = 64  # read at once where the search narrows: one small read beats six
 
 
+_NO_OFFSETS: Final = array("I")
+_NO_TIMES: Final = array("q")
+
+
 class SparseIndex:
     """Both indexes of a segment in memory, 20 bytes an entry at most."""
 
@@ -43,20 +47,23 @@ class SparseIndex:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.offsets = array("I")
-        self.positions = array("I")
-        self.times = array("q")
-        self.timed_offsets = array("I")
+        # Shared until there is an entry: most logs are small and idle, and have none.
+        self.offsets = self.positions = self.timed_offsets = _NO_OFFSETS
+        self.times = _NO_TIMES
         self.flushed_count = 0
         self.flushed_time_count = 0
 
     def add(self, offset: int, position: int) -> None:
         """Index the batch at a position by its relative base offset."""
+        if not self.offsets:
+            self.offsets, self.positions = array("I"), array("I")
         self.offsets.append(offset)
         self.positions.append(position)
 
     def add_time(self, timestamp: int, offset: int) -> None:
         """Note the max timestamp of all batches so far, if it grew."""
+        if not self.times:
+            self.times, self.timed_offsets = array("q"), array("I")
         if not self.times or timestamp > self.times[-1]:
             self.times.append(timestamp)
             self.timed_offsets.append(offset)
@@ -101,8 +108,12 @@ class SparseIndex:
 def decode(entries: Buffer, time_entries: Buffer) -> SparseIndex:
     """Read both files' content; raises BadIndex if it cannot be an index."""
     index = SparseIndex()
-    _separate(entries, index.offsets, index.positions)
-    _separate(time_entries, index.times, index.timed_offsets)
+    if entries:
+        index.offsets, index.positions = array("I"), array("I")
+        _separate(entries, index.offsets, index.positions)
+    if time_entries:
+        index.times, index.timed_offsets = array("q"), array("I")
+        _separate(time_entries, index.times, index.timed_offsets)
     columns = (index.offsets, index.positions, index.times, index.timed_offsets)
     for column in columns:
         if any(a >= b for a, b in pairwise(column)):

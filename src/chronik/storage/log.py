@@ -16,7 +16,6 @@ appends and reads may go on meanwhile. `truncate`, `reset` and `close` block and
 Compaction is in `compaction`, the choice of offsets and epochs with the caller.
 """
 
-import asyncio
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
@@ -167,6 +166,7 @@ class Log:
         segment = segments[-1]
         if not segment.size:
             self._prepare_file(segment)
+            segment.created_ms = now_ms  # It may have been rolled long before.
         try:
             self.disk.append(segment.path, buffers)
         except OSError as error:
@@ -212,7 +212,8 @@ class Log:
         if segment is self._segments[0]:
             # Whoever created the parents may not have synced them yet, or never will.
             changed = (*self.disk.make_directory(self.directory), *directories_of(self.directory))
-        self._unsynced_directories = (self.directory, *changed, *self._unsynced_directories)
+        unsynced = (self.directory, *changed, *self._unsynced_directories)
+        self._unsynced_directories = tuple(dict.fromkeys(unsynced))  # A full disk brings us back.
 
     def _undo_append(self, segment: Segment, error: OSError) -> None:
         """Cut what a failed write left, or later batches would lie behind torn bytes."""
@@ -228,10 +229,17 @@ class Log:
             self._segments.append(Segment(self.directory, self.end_offset, now_ms))
 
     def roll_if_due(self, now_ms: int) -> bool:
-        """Roll a segment that is old enough without waiting for an append."""
-        if not self._segments or not self._segments[-1].size or self._is_unborn():
+        """Roll a segment that is old enough without waiting for an append.
+
+        By the clock: records may tell of years ago, and would have each segment rolled at once.
+        """
+        segment = self._segments[-1] if self._segments else None
+        if segment is None or not segment.size or self._is_unborn():
             return False
-        if self._age_ms(self._segments[-1], now_ms, now_ms) <= self._segment_ms:
+        # After a load the last record's time is the best guess; it is made once a start.
+        guess_ms = now_ms if segment.max_timestamp == NO_TIMESTAMP else segment.max_timestamp
+        segment.created_ms = segment.created_ms or min(guess_ms, now_ms)
+        if now_ms - segment.created_ms <= self._segment_ms:
             return False
         self.roll(now_ms)
         return True
@@ -279,13 +287,17 @@ class Log:
     def checkpoint(self) -> None:
         """Persist recovery point, log start and index entries, then remove dropped segments."""
         with self.disk.exclusive(self.directory):
-            unchanged = (
-                self._recovery_point >= self._synced_offset
-                and self._saved == (self.log_start_offset, self.cleaned_offset)
-                and not self._doomed
-            )
-            if not unchanged:
+            if not self.is_checkpointed:
                 self.write_checkpoint()
+
+    @property
+    def is_checkpointed(self) -> bool:
+        """Whether the checkpoint on disk tells of everything that was synced or dropped."""
+        return (
+            self._recovery_point >= self._synced_offset
+            and self._saved == (self.log_start_offset, self.cleaned_offset)
+            and not self._doomed
+        )
 
     def write_checkpoint(self) -> None:
         """Write the checkpoint in any case; the caller has exclusive use of the directory."""
@@ -554,15 +566,9 @@ class Log:
             self._segments = [Segment(self.directory, offset)]
             self.write_checkpoint()
 
-    def delete(self) -> "asyncio.Future[None]":
-        """Remove the log: out of the way at once, off the disk in the background."""
+    def abandon(self) -> None:
+        """The log is deleted: nothing is written any more; the caller removes the directory."""
         self._deleted = True
-        self._segments = []
-        self._version += 1
-        gone = self.directory + ".deleted"
-        if self.disk.exists(self.directory):
-            self.disk.rename(self.directory, gone)
-        return self.disk.run(lambda: self.disk.remove_tree(gone))
 
     # Compaction
 

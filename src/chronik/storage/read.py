@@ -79,17 +79,19 @@ def read_batches(
 def verify(found: Batches, segment: Segment) -> None:
     """Check every batch that is about to be served; raises CorruptLog.
 
-    Clients may trust their broker and skip checksums. Offsets lie outside of them, so these are
-    checked against their neighbours and the segment's end.
+    Clients may trust their broker and skip checksums. Offsets and magic lie outside of them: the
+    former are checked against their neighbours and the segment's end, the latter is always 2.
     """
     data = memoryview(found.data)
     at, offset_min = 0, segment.base_offset
     while at < len(data):
-        base_offset, length, _, delta = _STEP.unpack_from(data, at)
+        base_offset, length, magic, delta = _STEP.unpack_from(data, at)
         end = at + length + LENGTH_OVERHEAD
         checksum = int.from_bytes(data[at + CRC_START - 4 : at + CRC_START], "big")
         reason = None
-        if end > len(data) or crc32c(data[at + CRC_START : end]) != checksum:
+        if magic != MAGIC or end < at + HEADER_SIZE:
+            reason = f"no batch: magic {magic}, length {length}"
+        elif end > len(data) or crc32c(data[at + CRC_START : end]) != checksum:
             reason = "the checksum does not match"
         elif base_offset < offset_min or base_offset + delta >= segment.next_offset:
             reason = f"offsets from {base_offset} do not fit their neighbours"

@@ -47,6 +47,7 @@ from chronik.storage.segment import (
 SWAP_SUFFIX: Final = ".swap"
 LEFTOVER_SUFFIXES: Final = (".tmp", ".cleaned", ".deleted")
 _WINDOW_BYTES: Final = 1024 * 1024  # of log in memory while verifying; a larger batch is read whole
+NO_BEGINNING: Final = "it is missing, and the first segment does not begin at offset 0"
 _SWAP_NAME: Final = re.compile(r"(\d{20})-(\d{20})\.swap")
 
 
@@ -270,8 +271,7 @@ def _check_beginning(directory: str, segments: list[Segment], *, has_checkpoint:
     """
     if segments and segments[0].base_offset and not has_checkpoint:
         path = f"{directory}/{CHECKPOINT_NAME}"
-        reason = "it is missing, and the first segment does not begin at offset 0"
-        raise CorruptLog(path, 0, segments[0].base_offset, reason)
+        raise CorruptLog(path, 0, segments[0].base_offset, NO_BEGINNING)
 
 
 def _check_order(segments: list[Segment]) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from batches import append, fill, make_batch, read_all, reopened
 
-from chronik.protocol.batch import read_header
+from chronik.protocol.batch import read_header, split
 from chronik.storage.check import Problem, Report, check, salvage
 from chronik.storage.errors import CorruptLog
 from chronik.storage.log import Log, LogConfig
@@ -51,6 +51,30 @@ def test_a_torn_tail_is_no_damage(disk: MemoryDisk, log: Log) -> None:
     assert problems(report) == [Problem.TORN_TAIL]
     assert report.findings[0].position == log.size_bytes
     assert not report.damaged
+
+
+def test_a_log_that_lost_its_beginning_and_checkpoint_can_be_salvaged(
+    disk: MemoryDisk, log: Log
+) -> None:
+    fill(log, 40)
+    log.close()
+    disk.remove(f"{DIRECTORY}/checkpoint")
+    disk.remove(log.segments[0].path)
+    with pytest.raises(CorruptLog):
+        reopened(disk, DIRECTORY)
+    report = check(disk, DIRECTORY)
+    assert report.damaged
+    assert Problem.BAD_CHECKPOINT in problems(report)
+    kept = [
+        bytes(batch.data)
+        for segment in log.segments[1:]
+        if segment.size
+        for batch in split(disk.pread(segment.path, segment.size, 0))
+    ]
+    salvage(disk, DIRECTORY)
+    again = reopened(disk, DIRECTORY)
+    assert read_all(again) == kept
+    assert again.end_offset == log.end_offset
 
 
 def test_segments_after_a_torn_tail_are_reported(disk: MemoryDisk, log: Log) -> None:

@@ -193,7 +193,8 @@ def test_a_deleted_log_does_not_fail_its_round() -> None:
         for log in logs:
             append(log, make_batch(0))
             commit.add(log)
-        await logs[0].delete()
+        logs[0].abandon()
+        disk.remove_tree(logs[0].directory)
         await commit.drain()
 
     asyncio.run(main())

@@ -7,6 +7,7 @@ only. In responses `records` takes any number of buffers, so that file contents 
 from collections.abc import Sequence
 from typing import Annotated, Final
 
+from chronik.protocol.messages.produce import LeaderIdAndEpoch, NodeEndpoint
 from chronik.protocol.schema import (
     NO_UUID,
     Message,
@@ -86,13 +87,6 @@ class EpochEndOffset(Message):
     end_offset: int64 = -1
 
 
-class LeaderIdAndEpoch(Message):
-    """Who leads instead, so that the client need not ask."""
-
-    leader_id: int32 = -1
-    leader_epoch: int32 = -1
-
-
 class SnapshotId(Message):
     """The snapshot to load where the log no longer reaches back."""
 
@@ -129,15 +123,6 @@ class FetchableTopicResponse(Message):
     topic: Annotated[string, until(12)] = ""
     topic_id: Annotated[uuid, since(13)] = NO_UUID
     partitions: Sequence[PartitionData]
-
-
-class NodeEndpoint(Message):
-    """The address of a leader named above."""
-
-    node_id: int32
-    host: string
-    port: int32
-    rack: string | None = None
 
 
 class FetchResponse(Message):

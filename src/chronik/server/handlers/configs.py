@@ -11,6 +11,7 @@ Behaviour
 """
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -51,6 +52,7 @@ from chronik.server.handlers.topics import submit
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
+_BROKER_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 TIMEOUT_MS: Final = 30_000  # These requests carry none; this is the clients' own default.
 
 
@@ -105,7 +107,7 @@ def _describe(
     return [
         _described(request, definition, synonyms, topic=kind == TOPIC)
         for definition, synonyms in found
-        if keys is None or definition.name in keys
+        if not keys or definition.name in keys
     ]
 
 
@@ -144,8 +146,8 @@ def _resource(context: Context, resource_type: int, name: str) -> tuple[str, str
         raise KafkaError(
             ErrorCode.INVALID_REQUEST, f"Resources of type {resource_type} have no settings here."
         )
-    if name and not (name.isascii() and name.isdigit()):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name!r} is not a broker id.")
+    if name and not _BROKER_ID.fullmatch(name):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name[:20]!r} is not a broker id.")
     if name and int(name) not in context.image.brokers:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"There is no broker {name}.")
     return BROKER, name

@@ -15,7 +15,7 @@ Behaviour
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronik.protocol import codecs, legacy
 from chronik.protocol.batch import split
@@ -37,14 +37,25 @@ MESSAGE_SET_VERSION = 3  # up to here clients read only message sets
 MAGIC_1_VERSION = 2
 ZSTD_VERSION = 10
 REQUEST_LIMIT_VERSION = 3  # from here on a request limits the whole response
+COLD_AT_ONCE = 32  # partitions loaded or read from the device at the same time for one request
 
 
 class _Blocked(Exception):
     """A partition cannot be read without waiting for the disk."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, position: Position, partition: Partition, read: "_Read | None") -> None:
         super().__init__()
+        self.position = position
         self.partition = partition
+        self.read = read  # None: the partition must be loaded first
+
+
+class _Read(NamedTuple):
+    """What to read from a partition."""
+
+    offset: int
+    size: int
+    at_least_one_batch: bool
 
 
 class _Reader:
@@ -58,16 +69,18 @@ class _Reader:
         self._interest = interest
         self._full = full
         self._cold: dict[Key, Buffer | KafkaError] = {}
+        self._blocked: list[_Blocked] = []
         self._passed: dict[Key, int] = {}  # Below: nothing that a message set could hold.
         self.results: dict[Key, PartitionData] = {}
         self.bytes_read = 0
         self.has_error = False
 
-    def read(self) -> None:
-        """Read every partition that may have news; raises _Blocked before anything changes."""
+    def read(self) -> bool:
+        """Read every partition that may have news; False if some must be waited for."""
         self.results.clear()
         self.bytes_read = 0
         self.has_error = False
+        self._blocked.clear()
         config = self._context.node.broker_config()
         left = min(config.integer("fetch.max.bytes"), self._context.node.fetch_bytes_left())
         if self._context.version >= REQUEST_LIMIT_VERSION:
@@ -80,13 +93,18 @@ class _Reader:
             except KafkaError as error:
                 data = _error(key[1], error)
                 self.has_error = True
+            except _Blocked as blocked:
+                self._blocked.append(blocked)
+                left -= 0 if blocked.read is None else blocked.read.size
+                continue
             self.results[key] = data
             left -= _size(data)
+        return not self._blocked
 
     def _read_partition(self, position: Position, left: int) -> PartitionData:
         partition = self._resolve(position.key)
         if not partition.is_loaded and partition.failure is None:
-            raise _Blocked(partition)
+            raise _Blocked(position, partition, None)
         position.found(partition, self._interest)
         partition.check_leader_epoch(position.leader_epoch)
         diverging = self._diverging_epoch(partition, position)
@@ -122,11 +140,12 @@ class _Reader:
         return EpochEndOffset(epoch=epoch, end_offset=end_offset)
 
     def _records(self, partition: Partition, position: Position, left: int) -> Buffer:
-        first = self.bytes_read == 0 or self._context.version < REQUEST_LIMIT_VERSION
-        size = min(position.max_bytes, left)
-        size = max(size, 1) if first else size
+        # A partition that is waited for will give something, and then it is the first.
+        nothing_yet = self.bytes_read == 0 and not self._blocked
+        first = nothing_yet or self._context.version < REQUEST_LIMIT_VERSION
+        size = max(min(position.max_bytes, left), 1 if first else 0)
         while True:
-            data = self._stored(partition, position, size, at_least_one_batch=first)
+            data = self._stored(partition, position, _Read(self._offset(position), size, first))
             if not len(data) or self._context.version >= ZSTD_VERSION:
                 return data
             converted = self._for_old_client(partition, position, data)
@@ -135,18 +154,15 @@ class _Reader:
             self._passed[position.key] = split(data)[-1].header.next_offset
             self._cold.pop(position.key, None)
 
-    def _stored(
-        self, partition: Partition, position: Position, size: int, *, at_least_one_batch: bool
-    ) -> Buffer:
+    def _stored(self, partition: Partition, position: Position, read: _Read) -> Buffer:
         cold = self._cold.get(position.key)
         if isinstance(cold, KafkaError):
             raise cold
         if cold is not None:
             return cold
-        offset = self._offset(position)
-        data = partition.read(offset, size, at_least_one_batch=at_least_one_batch)
+        data = partition.read(read.offset, read.size, at_least_one_batch=read.at_least_one_batch)
         if data is None:
-            raise _Blocked(partition)
+            raise _Blocked(position, partition, read)
         return data
 
     def _offset(self, position: Position) -> int:
@@ -167,37 +183,33 @@ class _Reader:
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
 
     async def read_cold(self) -> None:
-        """Read on until nothing blocks: load partitions, and take cold bytes from a thread."""
-        node = self._context.node
-        while True:
-            try:
-                self.read()
-            except _Blocked as blocked:
-                partition = blocked.partition
-                if not partition.is_loaded:
-                    await node.replicas.load(partition)
-                else:
-                    await self._read_in_thread(partition)
-            else:
-                self._cold.clear()
-                return
+        """Read on until nothing blocks: load partitions, and take cold bytes from threads."""
+        while not self.read():
+            blocked = tuple(self._blocked)
+            for first in range(0, len(blocked), COLD_AT_ONCE):
+                some = blocked[first : first + COLD_AT_ONCE]
+                await asyncio.gather(*(self._unblock(each) for each in some))
+        self._cold.clear()
 
-    async def _read_in_thread(self, partition: Partition) -> None:
-        positions = self._interest.positions
-        key, position = next((k, p) for k, p in positions.items() if p.partition is partition)
-        size = min(
-            position.max_bytes, self._context.node.broker_config().integer("fetch.max.bytes")
-        )
-        offset = self._offset(position)
+    async def _unblock(self, blocked: _Blocked) -> None:
+        node, partition, read = self._context.node, blocked.partition, blocked.read
+        if read is None:
+            await node.replicas.load(partition)
+            return
         try:
-            data = await self._context.node.disk.run(
-                lambda: partition.read(offset, max(size, 1), nowait=False)
+            data = await node.disk.run(
+                lambda: partition.read(
+                    read.offset,
+                    read.size,
+                    at_least_one_batch=read.at_least_one_batch,
+                    nowait=False,
+                )
             )
         except KafkaError as error:
-            self._cold[key] = error
+            self._cold[blocked.position.key] = error
             return
         assert data is not None
-        self._cold[key] = data
+        self._cold[blocked.position.key] = data
 
     def is_satisfied(self) -> bool:
         return self.has_error or self.bytes_read >= self._request.min_bytes
@@ -213,11 +225,13 @@ class _Reader:
             position = self._interest.positions[key]
             position.high_watermark = data.high_watermark
             position.log_start_offset = data.log_start_offset
-            self._interest.ready.pop(key, None)
             if _size(data) or data.error_code:
                 # There may be more, and the client moves its offset in the next request.
+                self._interest.ready.pop(key, None)
                 self._interest.ready[key] = None
                 self._interest.positions.move_to_end(key)
+            elif position.fetch_offset >= data.high_watermark:
+                self._interest.ready.pop(key, None)  # Nothing is left that it was not told.
         session_id = self._interest.id if isinstance(self._interest, FetchSession) else 0
         return FetchResponse(session_id=session_id, responses=_grouped(chosen))
 
@@ -231,29 +245,28 @@ def fetch(
     except KafkaError as error:
         return FetchResponse(error_code=error.code, responses=())
     reader = _Reader(context, request, interest, full)
-    try:
-        reader.read()
-    except _Blocked:
-        return _wait(context, request, interest, reader, cold=True)
-    if reader.is_satisfied() or request.max_wait_ms <= 0:
+    if reader.read() and (reader.is_satisfied() or request.max_wait_ms <= 0):
         response = reader.response()
         _end(interest)
         return response
-    return _wait(context, request, interest, reader, cold=False)
+    return _wait(request, interest, reader)
 
 
-async def _wait(
-    context: Context, request: FetchRequest, interest: Interest, reader: _Reader, *, cold: bool
-) -> FetchResponse:
-    """Wait for enough bytes or the deadline, then read once more."""
+async def _wait(request: FetchRequest, interest: Interest, reader: _Reader) -> FetchResponse:
+    """Wait for enough bytes or the deadline, reading again after each wake-up.
+
+    It also reads again at the beginning: something may have been appended between the handler's
+    own read and this first step.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(request.max_wait_ms, 0) / 1000
     try:
-        if cold:
+        interest.watch_all()
+        while True:
             await reader.read_cold()
-        while not reader.is_satisfied() and loop.time() < deadline:
+            if reader.is_satisfied() or loop.time() >= deadline:
+                return reader.response()
             woken = loop.create_future()
-            interest.watch_all()
             interest.park(request.min_bytes - reader.bytes_read, lambda: _wake(woken))  # noqa: B023
             timer = loop.call_at(deadline, _wake, woken)
             try:
@@ -261,8 +274,6 @@ async def _wait(
             finally:
                 timer.cancel()
                 interest.unpark()
-            await reader.read_cold()
-        return reader.response()
     finally:
         _end(interest)
 

@@ -12,7 +12,7 @@ Behaviour
 """
 
 from chronik.model import NO_LEADER_EPOCH, NO_TIMESTAMP
-from chronik.protocol.batch import read_header
+from chronik.protocol.batch import read_header, split
 from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
 from chronik.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -30,12 +30,15 @@ from chronik.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopicResult,
 )
 from chronik.protocol.records import iter_records
+from chronik.protocol.schema import Buffer
 from chronik.replication.partition import Partition
 from chronik.server.context import Context
 from chronik.storage.errors import StorageError
+from chronik.storage.log import Log
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
 READ_COMMITTED = 1
+SEARCH_BYTES = 1024 * 1024  # read at once when the search must go on
 # Since which version a negative timestamp has its meaning.
 _SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 
@@ -125,16 +128,32 @@ async def _search(context: Context, partition: Partition, timestamp: int | None)
             return NOT_FOUND
         header = read_header(found.data)
         wanted = header.max_timestamp if timestamp is None else timestamp
-        for record in iter_records(found.data):
-            if record.timestamp >= wanted and record.offset >= log.log_start_offset:
-                return record.timestamp, record.offset, header.leader_epoch
-        return NOT_FOUND
+        return _first_at(log, found.data, wanted)
 
     try:
         found = await context.node.disk.run(search)
     except (StorageError, ProtocolError, OSError) as error:
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
     return found if found[1] < partition.high_watermark else NOT_FOUND
+
+
+def _first_at(log: Log, data: Buffer, timestamp: int) -> Found:
+    """The first record at or after a timestamp, in this batch or after it. Blocking.
+
+    The batch that the time index names may have no such record left: the log may start in the
+    middle of it, or compaction may have taken the record.
+    """
+    while len(data):
+        batches = split(data)
+        for header, batch in batches:
+            if header.max_timestamp < timestamp:
+                continue
+            for record in iter_records(batch):
+                if record.timestamp >= timestamp and record.offset >= log.log_start_offset:
+                    return record.timestamp, record.offset, header.leader_epoch
+        next_offset = batches[-1].header.next_offset
+        data = log.read(next_offset, SEARCH_BYTES, log.end_offset, nowait=False) or b""
+    return NOT_FOUND
 
 
 async def offset_for_leader_epoch(

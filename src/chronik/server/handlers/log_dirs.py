@@ -57,11 +57,7 @@ async def describe_log_dirs(
 
 
 def _partition(context: Context, topic: Topic, index: int) -> DescribeLogDirsPartition:
-    directory = context.node.replicas.directory_of(topic, index)
-    disk = context.node.disk
-    sizes = [
-        disk.size(f"{directory}/{name}") for name in disk.list(directory) if name.endswith(".log")
-    ]
+    sizes = context.node.replicas.segment_sizes(topic, index)
     return DescribeLogDirsPartition(
         partition_index=index, partition_size=sum(sizes), offset_lag=0, is_future_key=False
     )

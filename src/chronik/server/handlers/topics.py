@@ -12,6 +12,7 @@ Behaviour
 """
 
 import asyncio
+import logging
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -44,6 +45,9 @@ from chronik.protocol.messages.topics import (
 from chronik.protocol.schema import NO_UUID
 from chronik.server.context import Context
 from chronik.server.handlers.list_offsets import loaded_partition
+from chronik.storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
 
 BY_ID_VERSION = 6
 DELETION_DISABLED_VERSION = 3
@@ -155,10 +159,13 @@ async def _delete_topic(
         command = DeleteTopic(topic_id=topic.record.topic_id)
         await submit(context, command, timeout_ms)
     except KafkaError as error:
+        code = error.code
+        if code is ErrorCode.UNKNOWN_TOPIC_ID and asked.name is not None:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION  # Somebody else was faster.
         return DeletableTopicResult(
             name=asked.name,
             topic_id=asked.topic_id,
-            error_code=error.code,
+            error_code=code,
             error_message=error.message,
         )
     return DeletableTopicResult(name=topic.name, topic_id=topic.id, error_code=ErrorCode.NONE)
@@ -239,9 +246,15 @@ async def _delete_records(
         partition = await loaded_partition(context, name, index)
         low_watermark = partition.delete_records(offset)
         await context.node.replicas.checkpoint(partition)
+        partition.log_start_moved()
     except KafkaError as error:
         return DeleteRecordsPartitionResult(
             partition_index=index, low_watermark=-1, error_code=error.code
+        )
+    except (OSError, StorageError) as error:
+        logger.error("records not deleted", extra={"topic": name, "error": str(error)})
+        return DeleteRecordsPartitionResult(
+            partition_index=index, low_watermark=-1, error_code=ErrorCode.KAFKA_STORAGE_ERROR
         )
     return DeleteRecordsPartitionResult(
         partition_index=index, low_watermark=low_watermark, error_code=ErrorCode.NONE
