@@ -136,7 +136,7 @@ def read_all(bootstrap: str, topic: str) -> dict[int, list[tuple[int, int]]]:
         consumer.assign([TopicPartition(topic, partition, 0)])
         rows = found[partition] = []
         while len(rows) < high:
-            for message in consumer.consume(10_000, 5):
+            for message in consumer.consume(5_000, 0.2):
                 assert message.error() is None, message.error()
                 offset, value = message.offset(), message.value()
                 assert offset is not None

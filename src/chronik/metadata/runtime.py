@@ -52,6 +52,7 @@ class _InFlight:
     records: Sequence[Record]
     response: Any
     reply: "asyncio.Future[Any] | None"
+    error: KafkaError | None = None
 
 
 class MetadataRuntime:
@@ -125,10 +126,11 @@ class MetadataRuntime:
         try:
             decision = self.decide(command)
         except KafkaError as error:
-            reply.set_exception(error)
+            self._answer_in_turn(_InFlight(self._journal.last_index, (), None, reply, error))
             return reply
         if not decision.records:
-            reply.set_result(decision.response)
+            outcome = _InFlight(self._journal.last_index, (), decision.response, reply)
+            self._answer_in_turn(outcome)
             return reply
         try:
             self._log(EntryKind.COMMAND, decision.records, decision.response, reply)
@@ -137,6 +139,16 @@ class MetadataRuntime:
             if self._journal.log.failed is not None:
                 self.on_failed(error)  # A full disk, in contrast, leaves the log as it was.
         return reply
+
+    def _answer_in_turn(self, outcome: _InFlight) -> None:
+        """Answer without an entry, once what the decision looked at is committed.
+
+        Who is told that a topic exists must find it when it asks for it.
+        """
+        if self._in_flight:
+            self._in_flight.append(outcome)
+        else:
+            _reply(outcome)
 
     def decide(self, command: Command) -> controller.Decision:
         """What a command would do now; for requests that only validate."""
@@ -186,10 +198,9 @@ class MetadataRuntime:
         entry = self._in_flight.popleft()
         old, self.image = self.image, self.image.apply(entry.records)
         self.applied_index = entry.index
-        for listener in self._listeners:
+        for listener in self._listeners if entry.records else ():
             listener(old, self.image, entry.records)
-        if entry.reply is not None and not entry.reply.done():
-            entry.reply.set_result(entry.response)
+        _reply(entry)
         return True
 
     def on_failed(self, error: BaseException) -> None:
@@ -223,6 +234,15 @@ class MetadataRuntime:
             self._journal.log.close()
             state = HardState(term=self.term, vote=self._node_id, commit_index=self.applied_index)
             self._journal.save_vote(state)
+
+
+def _reply(outcome: _InFlight) -> None:
+    if outcome.reply is None or outcome.reply.done():
+        return
+    if outcome.error is not None:
+        outcome.reply.set_exception(outcome.error)
+    else:
+        outcome.reply.set_result(outcome.response)
 
 
 def _records(entry: Entry) -> list[Record]:

@@ -10,7 +10,7 @@ records of that change, never by comparing whole images.
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 
 from chronik.clock import Clock
 from chronik.config.effective import BrokerConfig
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 NAME_LENGTH_MAX = 200  # of a topic's name in its directory's, which may have 255 with the id
 PRODUCERS_FILE = "producers"
 DELETED = "deleted-"  # before the id in the directory name of a topic whose files are going
+EVERY_TOPIC = ""  # no topic has this name
 CLOSED_AT_ONCE = 8  # keeps the disk's threads busy; more would only queue
 
 
@@ -225,14 +226,14 @@ class Replicas:
     def on_image(self, old: Image, new: Image, records: Sequence[Record]) -> None:
         """Do what follows from a committed metadata change."""
         self.image = new
-        configured: set[str | None] = set()
+        configured: set[str] = set()
         begun: dict[str, list[int]] = {}
         for record in records:
             match record:
                 case TopicRemovedRecord():
                     self._remove(old, id_bytes(record.topic_id))
                 case ConfigRecord(resource=resource, resource_name=name):
-                    configured.add(None if resource == BROKER else name)
+                    configured.add(EVERY_TOPIC if resource == BROKER else name)
                 case PartitionRecord():
                     begun.setdefault(record.topic_id, []).append(record.partition)
                 case LeaderEpochsRecord():
@@ -276,9 +277,9 @@ class Replicas:
             extra = {"directory": directory, "error": str(error)}
             logger.error("cannot remove a deleted topic's files", extra=extra)
 
-    def _reconfigure(self, names: "set[str | None]") -> None:
-        """Settings of these topics have changed, or (None) those of the broker for all."""
-        if None in names:
+    def _reconfigure(self, names: Collection[str]) -> None:
+        """Settings of these topics have changed, or the broker's, which hold for all."""
+        if EVERY_TOPIC in names:
             self._configs.clear()
             self._default_config = None
             self._configure(self.used())
@@ -349,7 +350,7 @@ class Replicas:
         tasks = [*self._loading.values(), *self._removals]
         if tasks:
             await asyncio.wait(tasks)
-        dirty = [partition for partition in self.loaded() if not _is_clean(partition)]
+        dirty = [partition for partition in self.loaded() if not is_clean(partition)]
         for i in range(0, len(dirty), CLOSED_AT_ONCE):
             await asyncio.gather(*map(self._close, dirty[i : i + CLOSED_AT_ONCE]))
 
@@ -362,7 +363,8 @@ class Replicas:
             logger.error("partition not closed", extra=extra)
 
 
-def _is_clean(partition: Partition) -> bool:
+def is_clean(partition: Partition) -> bool:
+    """Whether nothing has changed since the last checkpoint."""
     log = partition.log
     is_saved = partition.snapshot_offset >= log.end_offset == log.durable_offset
     return is_saved and log.is_checkpointed

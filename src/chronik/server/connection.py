@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHARED_BUFFER_SIZE: Final = 256 * 1024  # what uvloop reads at most in one call
-SMALL_FRAME_SIZE: Final = 64 * 1024  # below this a half-received frame reserves nothing
+SMALL_FRAME_SIZE: Final = 64 * 1024  # what a half-received frame gets first
 JOIN_BYTES_MAX: Final = 64 * 1024  # below this one copied write is cheaper than many parts
 _PEEK: Final = Struct(">ih")  # a frame's length and its api key
 

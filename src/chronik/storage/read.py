@@ -51,8 +51,10 @@ def read_batches(
     if hint_position is None:
         floor = segment.floor_offset(read, wanted.offset)
         expected, position = floor or (None, 0)
+        offset_min = segment.base_offset
     else:
         expected, position = None, hint_position
+        offset_min = wanted.offset
     if position >= size:
         if position > size:
             raise BadIndex
@@ -60,7 +62,7 @@ def read_batches(
     while True:
         want = max(wanted.max_bytes, 0) + wanted.interval_bytes
         data = _read(read, segment, min(max(want, _READ_BYTES_MIN), size - position), position)
-        start = _skip_to(data, wanted.offset, expected)
+        start, offset_min = _skip_to(data, wanted.offset, expected, offset_min)
         if start + HEADER_SIZE <= len(data):
             if start > wanted.interval_bytes and segment.index is None:
                 _check_unindexed(data, start, wanted.offset)
@@ -108,22 +110,28 @@ def _read(read: Read, segment: Segment, size: int, position: int) -> memoryview:
     return memoryview(data)
 
 
-def _skip_to(data: memoryview, offset: int, expected: int | None) -> int:
-    """Where the batch that holds the offset starts, or where the data ends before it."""
+def _skip_to(
+    data: memoryview, offset: int, expected: int | None, offset_min: int
+) -> tuple[int, int]:
+    """Where the batch that holds the offset starts, or where the data ends before it.
+
+    Also the least offset that may stand there: one that falls would be passed over unseen.
+    """
     at = 0
     length_min = HEADER_SIZE - LENGTH_OVERHEAD
     while at + HEADER_SIZE <= len(data):
         base_offset, length, magic, delta = _STEP.unpack_from(data, at)
-        if magic != MAGIC or length < length_min or delta < 0:
+        if magic != MAGIC or length < length_min or delta < 0 or base_offset < offset_min:
             raise BadIndex
         if expected is not None:
             if base_offset != expected:
                 raise BadIndex
             expected = None
         if base_offset + delta >= offset:
-            return at
+            return at, offset_min
         at += length + LENGTH_OVERHEAD
-    return at
+        offset_min = base_offset + delta + 1
+    return at, offset_min
 
 
 def _check_unindexed(data: memoryview, start: int, offset: int) -> None:

@@ -293,7 +293,7 @@ def test_a_log_rolls_by_size_and_age_and_relative_offset(disk: FileDisk, directo
     append(log, make_batch(0, b"x" * 300))
     append(log, make_batch(1, b"x" * 300))
     assert log.segment_count == 2
-    append(log, make_batch(2, timestamp=2001))
+    append(log, make_batch(2, timestamp=2001), 2001)
     assert log.segment_count == 3
     assert not log.roll_if_due(3001)
     assert log.roll_if_due(3002)

@@ -98,17 +98,24 @@ def test_a_flipped_bit_is_never_served(
         assert log.read(offset, 1, log.end_offset, nowait=False) == batch
 
 
-def test_no_bit_of_a_header_can_flip_unseen() -> None:
-    """The second batch: nobody needs its header to find the beginning of a read."""
-    files, made = stored(ONE, True)
-    path = segment_path(files)
-    start = len(made[0])
-    for bit in range(start * 8, (start + HEADER_SIZE) * 8):
+@pytest.mark.parametrize("config", [ONE, MANY], ids=["one-segment", "many-segments"])
+def test_no_bit_of_a_header_can_flip_unseen(config: LogConfig) -> None:
+    """Of each segment's first two batches: a read begins at the one, and runs over the other."""
+    files, made = stored(config, True)
+    sizes = {read_header(batch).base_offset: len(batch) for batch in made}
+    bits = [
+        (path, bit)
+        for path in files
+        if path.endswith(".log")
+        for start in (0, sizes[int(path[-24:-4])])
+        for bit in range(start * 8, (start + HEADER_SIZE) * 8)
+    ]
+    for path, bit in bits:
         content = bytearray(files[path])
         content[bit // 8] ^= 1 << bit % 8
         disk = disk_with(files | {path: bytes(content)})
         try:
-            found = read_all(reopened(disk, DIRECTORY, ONE))
+            found = read_all(reopened(disk, DIRECTORY, config))
         except CorruptLog:
             continue
         assert [without_epoch(batch) for batch in found] == [without_epoch(b) for b in made], bit

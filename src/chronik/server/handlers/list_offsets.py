@@ -91,6 +91,8 @@ async def loaded_partition(context: Context, name: str, index: int) -> Partition
     partition = context.node.replicas.find(context.image.topics.get(name), index)
     if not partition.is_loaded and partition.failure is None:
         await context.node.replicas.load(partition)
+    if partition.is_deleted:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if partition.failure is not None:
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, partition.failure)
     return partition
