@@ -104,9 +104,30 @@ def test_a_checkpoint_without_changes_writes_nothing(
     run_on(broker, node.replicas.checkpoint(partition))
     run_on(broker, node.maintenance.checkpoint_all())
     assert partition.failure is None
+
+
+@pytest.mark.parametrize(("number", "offline"), [(28, False), (5, True)], ids=["full", "broken"])
+def test_a_checkpoint_on_a_bad_disk(
+    broker: Broker,
+    wire: Any,
+    say: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    offline: bool,
+) -> None:
+    """A full disk costs nothing but a longer recovery; a broken one takes the partition offline."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    say.create(wire, "t")
     say.produce(wire, "t", say.batch(b"x"))
+    node = parts(broker)
+    monkeypatch.setattr(MemoryDisk, "write_durably", fail)
     run_on(broker, node.maintenance.checkpoint_all())
-    assert partition.failure is not None
+    partition = node.replicas.find(node.metadata.image.topics["t"], 0)
+    assert (partition.failure is not None) == offline
+    assert (say.fetch(wire, "t", 0).error_code == 0) == (not offline)
 
 
 def test_a_checkpoint_of_a_partition_that_goes_meanwhile_fails_nothing(
