@@ -5,7 +5,7 @@ UV := $(shell command -v uv 2>/dev/null || echo .setup/boot/bin/uv)
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help run test setup check sim chaos bench format clean
+.PHONY: help run test setup check lint sim chaos bench format clean
 
 help:
 	@echo "make run     start a node at localhost:9092 (ARGS='--port 9093 ...' for options)"
@@ -21,15 +21,17 @@ run: .setup/core
 
 setup: .setup/dev
 
-test: .setup/dev .setup/clients
+test: lint .setup/clients
 	$(BIN)/python -m pytest -q
 
-check: .setup/dev
+check: lint
+	$(BIN)/python -m pytest -q tests/unit tests/test_tidy.py
+
+lint: .setup/dev
 	$(BIN)/ruff format --check -q .
 	$(BIN)/ruff check -q .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/unit tests/test_tidy.py
+	$(BIN)/lint-imports --no-logo
 
 sim: .setup/dev
 	CHRONIK_SIM_SEEDS=$(or $(SEEDS),2000) $(BIN)/python -m pytest -q tests/sim
