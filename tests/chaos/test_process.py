@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -263,3 +264,23 @@ def test_what_the_log_says(start: Start) -> None:
     assert {"ApiVersions", "Metadata", "Produce"} <= apis
     loggers = {each.split()[2] for each in node.log}
     assert all(name.split(".")[0] == "chronik" for name in loggers), loggers
+
+
+def test_thousands_of_connections_under_a_small_soft_limit(start: Start) -> None:
+    """The node raises its own limit of descriptors as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    count = min(2_000, hard - 200)
+    command = f"ulimit -Sn 200; exec {BIN / 'chronik'} start --port 0 --http-port -1"
+    process = start.run(["bash", "-c", f"{command} --data-dir {start.data_dir} --log-level error"])
+    host, _, port = process.bootstrap.rpartition(":")
+    links = [socket.create_connection((host, int(port)), 10) for _ in range(count)]
+    try:
+        for link in (links[0], links[-1]):
+            link.sendall(b"\x00\x00\x00\x0a\x00\x12\x00\x00\x00\x00\x00\x01\xff\xff")
+            assert link.recv(4)
+    finally:
+        for link in links:
+            link.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert process.end() == 0

@@ -6,6 +6,7 @@ SIGTERM and Ctrl-C end the node cleanly, with exit code 0.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -69,6 +70,7 @@ def start(given: Given) -> int:
 
 
 def _run(settings: Settings) -> int:
+    _raise_descriptor_limit()
     # Imported here: a wrong setting should not wait for the whole broker to load.
     from chronik import broker
     from chronik.cli import logs
@@ -104,6 +106,18 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     import uvloop
 
     return uvloop.Loop
+
+
+def _raise_descriptor_limit() -> None:
+    """Each connection is a descriptor, and the usual soft limit of 1,024 is for select()."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # Some systems allow less than they say.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _refuse(message: str, code: int = EXIT_FAILED) -> int:

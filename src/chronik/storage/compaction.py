@@ -99,13 +99,22 @@ async def compact(
                 await asyncio.sleep(0)
                 continue
             try:
-                await log.disk.run(work)
+                await _to_the_end(log.disk.run(work))
             except Exception as error:
                 slices.throw(error)
     except FileNotFoundError:
         return  # Retention or deletion took a segment away: the next cleaning begins anew.
     finally:
         slices.close()
+
+
+async def _to_the_end(work: "asyncio.Future[object]") -> None:
+    """Wait for work in a thread, also when cancelled: it goes on, and must not be done twice."""
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
 
 
 def clean(

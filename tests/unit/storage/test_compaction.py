@@ -2,7 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -400,3 +402,45 @@ def test_a_cleaning_can_be_given_up_at_any_slice(stop_after: int) -> None:
     assert latest(reopened(log.disk, DIRECTORY, CONFIG)) == table
     header = read_header(read_all(log)[0])
     assert header.base_offset >= 0
+
+
+@pytest.mark.parametrize("cancel_at", range(8))
+def test_a_cancelled_cleaning_waits_for_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancel_at: int
+) -> None:
+    """A node that stops while a thread swaps segments: the swap must not be done a second time."""
+    finish_swap = compaction.finish_swap
+
+    def slow(*arguments: object) -> None:
+        time.sleep(0.02)
+        finish_swap(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compaction, "finish_swap", slow)
+    disk = FileDisk()
+    log = Log(disk, f"{tmp_path}/t/0", CONFIG)
+    for number in range(12):
+        put(log, (f"k{number % 3}", str(number)))
+        seal(log)
+    expected = latest(log)
+
+    async def main() -> None:
+        calls = 0
+        run_in_thread = disk.run
+
+        def counted(work: Callable[[], object]) -> "asyncio.Future[object]":
+            nonlocal calls
+            future = run_in_thread(work)
+            if calls == cancel_at:
+                asyncio.get_running_loop().call_later(0.005, task.cancel)
+            calls += 1
+            return future
+
+        monkeypatch.setattr(disk, "run", counted)
+        task = asyncio.create_task(compact(log, 10_000, log.end_offset, {}))
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert latest(log) == expected
+    assert latest(reopened(disk, log.directory, CONFIG)) == expected
+    disk.close()
