@@ -21,6 +21,7 @@ from chronik.broker import Broker, StartFailed
 from chronik.config.settings import Settings
 from chronik.protocol import apis
 from chronik.protocol.batch import split
+from chronik.protocol.codec import decode, encode
 from chronik.protocol.errors import KafkaError
 from chronik.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -111,11 +112,13 @@ class Life:
         self.cluster_id = broker.node.cluster_id
 
     async def _ask(self, broker: Broker, api: apis.Api, request: Message) -> Any:
-        context = Context(broker.node, VERSIONS.get(api.key, api.versions.last), None, "sim")
+        version = VERSIONS.get(api.key, api.versions.last)
+        context = Context(broker.node, version, None, "sim")
         answer = HANDLERS[api.key](context, request)
         if not isinstance(answer, Message):
             answer = await asyncio.wait_for(answer, 5)
-        return answer
+        flexible = api.is_flexible(version)  # As a client sees it: parts may come encoded.
+        return decode(api.response, encode(answer, version, flexible), version, flexible)
 
     async def _act(self, broker: Broker) -> None:
         action = self.chance.choices(

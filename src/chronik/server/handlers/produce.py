@@ -134,10 +134,9 @@ def produce(
     if request.transactional_id is not None:
         error = KafkaError(ErrorCode.INVALID_TXN_STATE, "No transaction is open for this id.")
         return _refused(request, error)
-    unloaded = _unloaded(context, request)
     count = sum(len(data.partition_data) for data in request.topic_data)
-    if unloaded or count > SLICE_PARTITIONS:
-        return _produce_in_slices(context, _detached(request), unloaded)
+    if count > SLICE_PARTITIONS or _must_load(context, request):
+        return _produce_in_slices(context, _detached(request))
     topics = []
     now_ms = context.node.clock.wall_ms()
     for data in request.topic_data:
@@ -149,33 +148,36 @@ def produce(
     return _finish(request, topics)
 
 
-def _unloaded(context: Context, request: ProduceRequest) -> list[Partition]:
-    """Partitions that must be recovered before they are written to."""
-    found = []
-    by_id = context.version >= BY_ID_VERSION
+def _must_load(context: Context, request: ProduceRequest) -> bool:
+    """Whether a partition must be recovered before it is written to."""
     for data in request.topic_data:
-        topic = context.topic(data.name, data.topic_id, by_id)
-        for partition_data in data.partition_data:
-            try:
-                partition = context.node.replicas.find(topic, partition_data.index)
-            except KafkaError:
-                continue
-            if not partition.is_loaded and partition.failure is None:
-                found.append(partition)
-    return found
+        topic = _topic(context, data)
+        for each in data.partition_data:
+            partition = _find(context, topic, each.index)
+            if partition is not None and not partition.is_loaded:
+                return True
+    return False
 
 
-async def _produce_in_slices(
-    context: Context, request: ProduceRequest, unloaded: list[Partition]
-) -> Result:
+def _find(context: Context, topic: Topic | None, index: int) -> Partition | None:
+    """The partition if it can be written to; what is wrong with it, the append says."""
+    try:
+        partition = context.node.replicas.find(topic, index)
+    except KafkaError:
+        return None
+    return partition if partition.failure is None else None
+
+
+async def _produce_in_slices(context: Context, request: ProduceRequest) -> Result:
     """The long way: first writes make files, and a thousand of them would hold the loop."""
-    for partition in unloaded:
-        await context.node.replicas.load(partition)
     topics = []
     count = 0
     for data in request.topic_data:
         appends = []
         for each in data.partition_data:
+            partition = _find(context, _topic(context, data), each.index)
+            if partition is not None and not partition.is_loaded:
+                await context.node.replicas.load(partition)
             now_ms = context.node.clock.wall_ms()
             appends.append(_append(context, _topic(context, data), each, request.acks, now_ms))
             count += 1
