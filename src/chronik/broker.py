@@ -21,12 +21,25 @@ import msgspec
 from chronik.clock import Clock, SystemClock
 from chronik.config.effective import BrokerConfig
 from chronik.config.settings import Settings, parse_address
+from chronik.coordinator.groups.records import GroupRecordFormat
+from chronik.coordinator.groups.shard import GroupShard
+from chronik.coordinator.groups.state import GroupConfig
+from chronik.coordinator.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from chronik.coordinator.runtime import CoordinatorRuntime, M, RecordFormat
+from chronik.coordinator.transactions.marker_writer import Marker, MarkerWriter
+from chronik.coordinator.transactions.records import TransactionRecordFormat
+from chronik.coordinator.transactions.shard import (
+    TransactionConfig,
+    TransactionShard,
+    WriteMarkers,
+)
 from chronik.dashboard.status import Status
 from chronik.metadata.commands import RegisterBroker
 from chronik.metadata.image import Image, id_text
 from chronik.metadata.journal import Journal, UnusableMetadata
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.metrics import Metrics
+from chronik.model import TopicPartition
 from chronik.protocol.errors import KafkaError
 from chronik.replication.maintenance import Maintenance
 from chronik.replication.replicas import Replicas
@@ -85,6 +98,9 @@ class Broker:
         self.replicas: Replicas
         self.node: Node
         self.listener: Listener
+        self.groups: CoordinatorRuntime[GroupShard]
+        self.transactions: CoordinatorRuntime[TransactionShard]
+        self.marker_writer: MarkerWriter
         self.maintenance: Maintenance
 
     async def __aenter__(self) -> Self:
@@ -111,6 +127,7 @@ class Broker:
         identity = self._identify(data_dir)
         self._start_metadata(data_dir)
         self._start_replicas(data_dir)
+        self._start_coordinators()
         self.node = self._node(identity, data_dir)
         server = await self._bind()
         self._stack.push_async_callback(self.listener.close)
@@ -169,6 +186,48 @@ class Broker:
         self.replicas.start(self.metadata.image, self.metadata.removed_topics)
         self.metadata.subscribe(self.replicas.on_image)
 
+    def _start_coordinators(self) -> None:
+        config = self.broker_config
+        self.groups = self._coordinator(
+            CONSUMER_OFFSETS,
+            lambda: GroupShard(GroupConfig(config), lambda: str(uuid.uuid4())),
+            GroupRecordFormat(),
+        )
+        limits = TransactionConfig(
+            timeout_ms_max=lambda: config().integer("transaction.max.timeout.ms"),
+            id_expiration_ms=lambda: config().integer("transactional.id.expiration.ms"),
+        )
+        self.transactions = self._coordinator(
+            TRANSACTION_STATE, lambda: TransactionShard(limits), TransactionRecordFormat()
+        )
+        self.marker_writer = MarkerWriter(
+            metadata=self.metadata,
+            replicas=self.replicas,
+            clock=self._clock,
+            on_written=self._on_marker,
+            on_done=self._on_markers_written,
+        )
+        self._stack.push_async_callback(self.marker_writer.close)
+        self.groups.start()
+        self.transactions.start()
+
+    def _coordinator(
+        self, topic_name: str, new_machine: Callable[[], M], record_format: RecordFormat
+    ) -> CoordinatorRuntime[M]:
+        coordinator = CoordinatorRuntime(
+            topic_name=topic_name,
+            new_machine=new_machine,
+            record_format=record_format,
+            metadata=self.metadata,
+            replicas=self.replicas,
+            disk=self._disk,
+            clock=self._clock,
+            on_action=lambda action: self.marker_writer.start(action),
+        )
+        self.metadata.subscribe(coordinator.on_image)
+        self._stack.push_async_callback(coordinator.close)
+        return coordinator
+
     def _node(self, identity: Identity, data_dir: str) -> Node:
         node_id = self.settings.node_id
         metadata = self.metadata
@@ -188,6 +247,9 @@ class Broker:
             producer_ids=ProducerIds(
                 metadata, node_id, lambda: metadata.image.brokers[node_id].epoch
             ),
+            groups=self.groups,
+            transactions=self.transactions,
+            marker_writer=self.marker_writer,
             disk=self._disk,
             clock=self._clock,
             metrics=self.metrics,
@@ -304,6 +366,18 @@ class Broker:
 
     def _broker_config_in(self, image: Image) -> BrokerConfig:
         return broker_config(self.settings, image, self.settings.node_id)
+
+    def _on_marker(self, where: TopicPartition, marker: Marker) -> None:
+        if where.topic == CONSUMER_OFFSETS:
+            self.groups.end_transaction(where.partition, marker.stamp, marker.committed)
+
+    def _on_markers_written(self, action: WriteMarkers) -> None:
+        self.transactions.tell(
+            action.transactional_id,
+            lambda shard, now_ms: shard.markers_written(
+                action.transactional_id, action.stamp, now_ms
+            ),
+        )
 
     def _on_durable(self, log: Log) -> None:
         if log is self._metadata_log:

@@ -24,3 +24,17 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+
+class SteadyClock:
+    """Wall time when it was made, moved on by the monotonic clock: for deadlines that are logged.
+
+    It looks like wall time and never goes back, whatever happens to the machine's clock.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset_ms = clock.wall_ms() - int(clock.monotonic() * 1000)
+
+    def now_ms(self) -> int:
+        return self._offset_ms + int(self._clock.monotonic() * 1000)

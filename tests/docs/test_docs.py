@@ -34,6 +34,8 @@ TOOLS = {
     "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
     "kafka-console-producer.sh": "org.apache.kafka.tools.ConsoleProducer",
     "kafka-console-consumer.sh": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+    "kafka-consumer-groups.sh": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "kafka-transactions.sh": "org.apache.kafka.tools.TransactionsCommand",
     "kafka-get-offsets.sh": "org.apache.kafka.tools.GetOffsetShell",
 }
 
@@ -53,11 +55,17 @@ TOLD = {
         "online",
     ),
     "--topic shipments": ("Created topic shipments", "PartitionCount: 2", "shipments:0:"),
-    "--topic letters": ("letter 1\nletter 2\n",),
+    "topics create parcels": (
+        "wrote 10 records to parcels",
+        "group depot, type consumer, state Empty",
+        "lag 6",
+        "deleted depot",
+    ),
+    "--topic letters": ("letter 1\nletter 2\n", "readers"),
     '"payments"': ("0 alice payment 0\n", "2 alice payment 2\n"),
     '"visits"': ("0 alice visit 0\n", "2 alice visit 2\n"),
     '"clicks"': ("0 click 0\n", "2 click 2\n"),
-    "with Broker(": ("0 records not delivered",),
+    "with Broker(": ("[b'book']",),
     "def test_orders_are_written": ("1 passed",),
 }
 

@@ -14,6 +14,8 @@ COMMANDS: Final = {
     "topics": "chronik.cli.topics",
     "produce": "chronik.cli.produce",
     "consume": "chronik.cli.consume",
+    "groups": "chronik.cli.groups",
+    "transactions": "chronik.cli.transactions",
     "cluster": "chronik.cli.cluster",
     "storage": "chronik.cli.storage",
 }

@@ -12,6 +12,7 @@ from chronik.cli.formats import Format, decode, parse_time_ms, show, time_text
 from chronik.cli.session import BOOTSTRAP_DEFAULT, TIMEOUT_S, Bootstrap, Json, command_app, run
 from chronik.client.cluster import Cluster
 from chronik.client.consumer import Consumer
+from chronik.client.group_consumer import GroupConsumer
 from chronik.client.offsets import EARLIEST, LATEST, list_offsets
 from chronik.clock import SystemClock
 from chronik.model import TopicPartition
@@ -81,6 +82,13 @@ def consume(
     partition: Annotated[
         list[int] | None, typer.Option(min=0, help="Only this partition; may be repeated.")
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(help="Share the topic with the members of this group, and commit."),
+    ] = None,
+    read_committed: Annotated[
+        bool, typer.Option("--read-committed", help="Only what transactions have committed.")
+    ] = False,
     max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
     exit_at_end: Annotated[
         bool, typer.Option("--exit-at-end", help="Stop where the topic ends now.")
@@ -99,11 +107,24 @@ def consume(
     """Read records: new ones, or from the beginning, an offset or a time on."""
     if from_beginning + tail + (offset is not None) + (from_time is not None) > 1:
         raise typer.BadParameter("give one of --from-beginning, --tail, --offset and --from-time")
+    if group is not None and (partition or exit_at_end or offset is not None or from_time):
+        raise typer.BadParameter(
+            "a group knows its partitions and offsets: only --from-beginning goes with --group"
+        )
     start = _start(from_beginning, offset, from_time)
     view = View(form=form, as_json=as_json, keys=keys, headers=headers, timestamps=timestamps)
 
     async def read(cluster: Cluster) -> None:
-        consumer = await _consumer(cluster, topic, partition or (), start, exit_at_end)
+        consumer: Consumer | GroupConsumer
+        if group is not None:
+            await cluster.topic(topic)  # A misspelt name is an error, and not a long wait.
+            consumer = GroupConsumer(
+                cluster, group, [topic], reset=start.timestamp, read_committed=read_committed
+            )
+        else:
+            consumer = await _consumer(
+                cluster, topic, partition or (), start, exit_at_end, read_committed
+            )
         async with consumer:
             await _print(consumer, view, max_messages, timeout_s)
 
@@ -123,7 +144,12 @@ def _start(from_beginning: bool, offset: int | None, from_time: str | None) -> _
 
 
 async def _consumer(
-    cluster: Cluster, topic: str, only: Sequence[int], start: _Start, exit_at_end: bool
+    cluster: Cluster,
+    topic: str,
+    only: Sequence[int],
+    start: _Start,
+    exit_at_end: bool,
+    read_committed: bool,
 ) -> Consumer:
     known = sorted(found.partition_index for found in (await cluster.topic(topic)).partitions)
     wanted = sorted(set(only)) or known
@@ -132,7 +158,8 @@ async def _consumer(
             message = f"{topic} has no partition {index}, only {len(known)}"
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
     partitions = [TopicPartition(topic, index) for index in wanted]
-    ends = await list_offsets(cluster, dict.fromkeys(partitions, LATEST))
+    latest = dict.fromkeys(partitions, LATEST)
+    ends = await list_offsets(cluster, latest, read_committed=read_committed)
     positions = dict(ends)
     if start.offset is not None:
         starts = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST))
@@ -146,11 +173,17 @@ async def _consumer(
         positions |= {partition: offset for partition, offset in found.items() if offset >= 0}
     # An explicit offset that is not there is an error; elsewhere retention may have been faster.
     reset = None if start.offset is not None and start.offset >= 0 else EARLIEST
-    return Consumer(cluster, positions, ends=ends if exit_at_end else None, reset=reset)
+    return Consumer(
+        cluster,
+        positions,
+        ends=ends if exit_at_end else None,
+        reset=reset,
+        read_committed=read_committed,
+    )
 
 
 async def _print(
-    consumer: Consumer, view: View, max_messages: int | None, idle_s: float | None
+    consumer: Consumer | GroupConsumer, view: View, max_messages: int | None, idle_s: float | None
 ) -> None:
     left = max_messages
     while True:
@@ -159,11 +192,15 @@ async def _print(
                 chunks = await consumer.poll()
         except TimeoutError:
             return
-        lines = [view.line(chunk.partition, record) for chunk in chunks for record in chunk.records]
-        if not lines:
+        shown = [(chunk.partition, record) for chunk in chunks for record in chunk.records]
+        if not shown:
             return
-        typer.echo("\n".join(lines[:left]))
+        typer.echo("\n".join(view.line(*each) for each in shown[:left]))
+        if isinstance(consumer, GroupConsumer):
+            for place, record in shown[:left]:
+                consumer.done(place, record.offset + 1)
+            await consumer.commit()
         if left is not None:
-            left -= len(lines)
+            left -= len(shown)
             if left <= 0:
                 return

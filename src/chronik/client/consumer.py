@@ -11,11 +11,12 @@ dropped; when none is left, the iteration ends.
 
 Control batches move the position and are not shown. A partition whose leader moves, dies or is
 about to be elected is tried again for as long as the cluster's timeout, while the others go on.
-There are no groups here.
+Groups are in `group_consumer`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -24,9 +25,11 @@ from chronik.client.link import ConnectionFailed
 from chronik.client.offsets import list_offsets
 from chronik.model import TopicPartition
 from chronik.protocol.apis import FETCH
-from chronik.protocol.batch import split, verify_crc
+from chronik.protocol.batch import Batch, split, verify_crc
+from chronik.protocol.control import read_marker
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.messages.fetch import (
+    AbortedTransaction,
     FetchPartition,
     FetchRequest,
     FetchResponse,
@@ -84,15 +87,20 @@ class Consumer:
         *,
         ends: Mapping[TopicPartition, int] | None = None,
         reset: int | None = None,
+        read_committed: bool = False,
         max_wait_ms: int = MAX_WAIT_MS,
         fetch_bytes_max: int = FETCH_BYTES_MAX,
         partition_bytes_max: int = PARTITION_BYTES_MAX,
     ) -> None:
-        """`reset` is the ListOffsets timestamp to go on from where an offset is out of range."""
+        """`reset` is the ListOffsets timestamp to go on from where an offset is out of range.
+
+        With `read_committed` records of open and of aborted transactions are not returned.
+        """
         self.positions = dict(positions)
         self._cluster = cluster
         self._ends = dict(ends or {})
         self._reset = reset
+        self._read_committed = read_committed
         self._max_wait_ms = max_wait_ms
         self._fetch_bytes_max = fetch_bytes_max
         self._partition_bytes_max = partition_bytes_max
@@ -118,6 +126,10 @@ class Consumer:
             task.cancel()
         await asyncio.gather(*self._fetches, return_exceptions=True)
         self._fetches.clear()
+
+    def fail(self, error: KafkaError | ConnectionFailed) -> None:
+        """Let the polls to come, and the one under way, raise this."""
+        self._failure = self._failure or error
 
     async def __aiter__(self) -> AsyncIterator[tuple[TopicPartition, Record]]:
         while chunks := await self.poll():
@@ -204,6 +216,7 @@ class Consumer:
             max_wait_ms=self._max_wait_ms,
             min_bytes=1,
             max_bytes=self._fetch_bytes_max,
+            isolation_level=int(self._read_committed),
             topics=[
                 FetchTopic(topic=name, topic_id=topic_id, partitions=partitions)
                 for (name, topic_id), partitions in by_topic.items()
@@ -268,17 +281,45 @@ class Consumer:
         position = self.positions.pop(partition)
         end = self._ends.get(partition)
         records: list[Record] = []
+        aborted = _Aborted(data.aborted_transactions or ())
         for batch in split(_one_buffer(data), partial_tail=True):
             verify_crc(batch)
-            if not batch.header.is_control:
+            if not batch.header.is_control and not aborted.includes(batch):
                 records += (
                     record
                     for record in iter_records(batch.data)
                     if record.offset >= position and (end is None or record.offset < end)
                 )
+            elif batch.header.is_control:
+                aborted.ended(batch)
             position = max(position, batch.header.next_offset)
         self.positions[partition] = position
         return [Chunk(partition, records, data.high_watermark)] if records else []
+
+
+class _Aborted:
+    """Which batches of one answer belong to aborted transactions.
+
+    The answer names each one's producer and first offset; its last batch is the abort marker.
+    """
+
+    def __init__(self, transactions: Sequence[AbortedTransaction]) -> None:
+        self._coming = deque(sorted(transactions, key=lambda each: each.first_offset))
+        self._producers: set[int] = set()
+
+    def includes(self, batch: Batch) -> bool:
+        """Whether to skip this batch; asked for every data batch, in order."""
+        header = batch.header
+        while self._coming and self._coming[0].first_offset <= header.last_offset:
+            self._producers.add(self._coming.popleft().producer_id)
+        return header.is_transactional and header.producer_id in self._producers
+
+    def ended(self, batch: Batch) -> None:
+        """A control batch: the producer's next transaction is another one."""
+        if batch.header.producer_id in self._producers:
+            marker = read_marker(batch.data)
+            if marker is not None and not marker.commit:
+                self._producers.discard(batch.header.producer_id)
 
 
 def _one_buffer(data: PartitionData) -> memoryview:

@@ -15,7 +15,7 @@ import asyncio
 import os
 import socket
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from chronik import __version__
 from chronik.config.settings import parse_address
@@ -227,11 +227,11 @@ class Link(asyncio.Protocol):
         }
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        writable = cast(asyncio.WriteTransport, transport)  # uvloop's is one by its methods only
+        self._transport = writable
         self._writable.set()
         if self._failure is not None:
-            transport.abort()
+            writable.abort()
 
     def pause_writing(self) -> None:
         self._writable.clear()

@@ -20,11 +20,12 @@ EARLIEST: Final = -2
 
 
 async def list_offsets(
-    cluster: Cluster, wanted: Mapping[TopicPartition, int]
+    cluster: Cluster, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False
 ) -> dict[TopicPartition, int]:
     """The first offset at or after each timestamp; -1 if there is none.
 
-    EARLIEST and LATEST stand for the log start offset and the high watermark.
+    EARLIEST and LATEST stand for the log start offset and the high watermark, which to readers
+    of committed data only is the last stable offset.
     """
     topics = sorted({partition.topic for partition in wanted})
 
@@ -32,7 +33,7 @@ async def list_offsets(
         groups = await cluster.by_leader(wanted)
         answers = await asyncio.gather(
             *(
-                _ask(cluster, node_id, {partition: wanted[partition] for partition in group})
+                _ask(cluster, node_id, {each: wanted[each] for each in group}, read_committed)
                 for node_id, group in groups.items()
             )
         )
@@ -42,7 +43,7 @@ async def list_offsets(
 
 
 async def _ask(
-    cluster: Cluster, node_id: int, wanted: Mapping[TopicPartition, int]
+    cluster: Cluster, node_id: int, wanted: Mapping[TopicPartition, int], read_committed: bool
 ) -> dict[TopicPartition, int]:
     by_topic: dict[str, list[ListOffsetsPartition]] = {}
     for (topic, index), timestamp in wanted.items():
@@ -50,6 +51,7 @@ async def _ask(
         by_topic.setdefault(topic, []).append(asked)
     request = ListOffsetsRequest(
         replica_id=-1,
+        isolation_level=int(read_committed),
         topics=[
             ListOffsetsTopic(name=name, partitions=partitions)
             for name, partitions in by_topic.items()

@@ -2,6 +2,7 @@
 
 Most are the defaults of topic settings, under Kafka's names for those (`log.retention.ms` for
 `retention.ms`); they are derived here from the topic's definitions, so that each is said once.
+Those of groups and transactions are in `coordinator_settings`.
 """
 
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from chronik.config import limits
+from chronik.config.coordinator_settings import COORDINATOR_SETTINGS
 from chronik.config.definitions import INT_MAX, LONG_MAX, Definition, Kind, Update, Value
 from chronik.config.topic_settings import DAY_MS, TOPIC_SETTINGS
 
@@ -161,5 +163,7 @@ def _topic_defaults() -> list[Definition]:
 
 BROKER_SETTINGS: Final[Mapping[str, Definition]] = {
     definition.name: definition
-    for definition in sorted((*_OWN, *_topic_defaults()), key=lambda each: each.name)
+    for definition in sorted(
+        (*_OWN, *COORDINATOR_SETTINGS, *_topic_defaults()), key=lambda each: each.name
+    )
 }

@@ -9,10 +9,12 @@ version with compact lengths and tagged fields, in header and body alike.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from chronik.protocol.api import API_VERSIONS_KEY
+from chronik.protocol.api import Api as Api
+from chronik.protocol.coordinator_apis import COORDINATOR_APIS
 from chronik.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from chronik.protocol.messages.cluster import (
     DescribeClusterRequest,
@@ -49,37 +51,7 @@ from chronik.protocol.messages.topics import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
 )
-from chronik.protocol.schema import Message, Versions
-
-API_VERSIONS_KEY: Final = 18
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Api:
-    """One kind of request and its response."""
-
-    key: int
-    name: str
-    request: type[Message]
-    response: type[Message]
-    versions: Versions
-    flexible_since: int | None
-    summary: str
-    notes: str = ""
-
-    def is_flexible(self, version: int) -> bool:
-        """Whether this version has compact lengths and tagged fields."""
-        return self.flexible_since is not None and version >= self.flexible_since
-
-    def request_header_version(self, version: int) -> int:
-        """2 if the header ends in tagged fields, else 1."""
-        return 2 if self.is_flexible(version) else 1
-
-    def response_header_version(self, version: int) -> int:
-        """1 if the header ends in tagged fields, else 0."""
-        # A client that asks for versions cannot know which header the answer will have.
-        return 1 if self.is_flexible(version) and self.key != API_VERSIONS_KEY else 0
-
+from chronik.protocol.schema import Versions
 
 PRODUCE: Final = Api(
     key=0,
@@ -174,8 +146,9 @@ INIT_PRODUCER_ID: Final = Api(
     response=InitProducerIdResponse,
     versions=Versions(0, 5),
     flexible_since=2,
-    summary="Give an idempotent producer its id and epoch.",
-    notes="A given id is never given again.",
+    summary="Give a producer its id and epoch.",
+    notes="With a transactional id the last producer of that id is shut out, and what it had "
+    "open is aborted.",
 )
 OFFSET_FOR_LEADER_EPOCH: Final = Api(
     key=23,
@@ -275,6 +248,7 @@ APIS: Final[Mapping[int, Api]] = MappingProxyType(
             INCREMENTAL_ALTER_CONFIGS,
             DESCRIBE_CLUSTER,
             DESCRIBE_TOPIC_PARTITIONS,
+            *COORDINATOR_APIS,
         )
     }
 )

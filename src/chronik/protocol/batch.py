@@ -40,6 +40,7 @@ DELETE_HORIZON_FLAG: Final = 0x40
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _STAMP: Final = Struct(">qii")
 STAMP_SIZE: Final = _STAMP.size
+_EXTENT: Final = Struct(">qi11xi")  # base offset, length, last offset delta
 _LENGTH_AND_MAGIC: Final = Struct(">ixxxxb")
 _LENGTH_START: Final = 8
 _MAGIC_START: Final = 16
@@ -147,6 +148,16 @@ def split(data: Buffer, *, partial_tail: bool = False) -> list[Batch]:
         batches.append(Batch(header, view[position : position + header.size]))
         position += header.size
     return batches
+
+
+def last_next_offset(data: Buffer) -> int:
+    """The offset after the last of some whole batches, of which there is at least one."""
+    position, size = 0, len(data)
+    while True:
+        base_offset, length, last_offset_delta = _EXTENT.unpack_from(data, position)
+        position += length + LENGTH_OVERHEAD
+        if position >= size:
+            return int(base_offset + last_offset_delta + 1)
 
 
 def _may_be_cut(rest: memoryview) -> bool:

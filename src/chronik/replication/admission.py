@@ -52,8 +52,6 @@ def admit(data: Buffer, version: int, config: TopicConfig, now_ms: int) -> list[
 
 def _admit(batch: Batch, version: int, config: TopicConfig, now_ms: int) -> Batch:
     header = batch.header
-    if header.is_transactional:
-        raise KafkaError(ErrorCode.INVALID_TXN_STATE, "No transaction is open for this producer.")
     if header.codec == codecs.ZSTD and version < ZSTD_PRODUCE_VERSION:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or later"

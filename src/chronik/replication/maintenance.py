@@ -169,8 +169,12 @@ class Maintenance:
         limit_offset = partition.last_stable_offset
         if not is_due(log, now_ms, limit_offset):
             return
+        if partition.snapshot_is_stale:
+            # It lists aborted transactions whose markers this pass may remove.
+            await self._replicas.checkpoint(partition)
         before = log.size_bytes
-        await compact(log, now_ms, limit_offset, partition.producers.last_offsets())
+        last_offsets = partition.producers.last_offsets()
+        await compact(log, now_ms, limit_offset, last_offsets, partition.transaction_state())
         if not partition.is_deleted:
             sizes = {"partition": str(partition), "bytes_before": before, "bytes": log.size_bytes}
             logger.info("compacted", extra=sizes)

@@ -6,9 +6,15 @@ the high watermark is what the group commit has put on disk, with "replicated" i
 end. A fetch that found too little watches the partition, and is told when the high watermark
 moves.
 
+Transactions: a client's transactional batch opens its producer's transaction, with a guard that
+says that the coordinator was asked; the coordinator's marker ends it. The last stable offset is
+the high watermark, or the first offset of the oldest transaction that is open or whose marker the
+high watermark has not passed. It moves only when the high watermark or the log start does.
+
 Invariants
-    The high watermark never moves back.
-    Nobody reads at or above the high watermark.
+    Neither the high watermark nor the last stable offset ever moves back.
+    Nobody reads at or above the high watermark, who reads committed data not above the last stable
+    offset.
     A partition whose disk failed answers KAFKA_STORAGE_ERROR until a person has salvaged it.
 
 What it leaves to others: `admission` judges bytes, `producers` sequences, `storage.log` files,
@@ -22,12 +28,24 @@ from typing import Protocol
 
 from chronik.config.settings import Durability
 from chronik.model import NO_LEADER_EPOCH, NO_TIMESTAMP
-from chronik.protocol.batch import STAMP_SIZE, Batch, BatchHeader, stamp
+from chronik.protocol.batch import (
+    STAMP_SIZE,
+    Batch,
+    BatchHeader,
+    last_next_offset,
+    read_header,
+    stamp,
+)
+from chronik.protocol.control import EndTxnMarker, build_marker
 from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.protocol.records import build_batch
 from chronik.protocol.schema import Buffer
 from chronik.replication.admission import admit
 from chronik.replication.producers import Producers
 from chronik.replication.topic_config import TopicConfig
+from chronik.replication.transactions import AbortedTxn
+from chronik.replication.verification import Guard
+from chronik.storage.cleaned_transactions import TransactionState
 from chronik.storage.commit import GroupCommit
 from chronik.storage.errors import OffsetOutOfRange, StorageError
 from chronik.storage.log import Log
@@ -48,8 +66,12 @@ class AckWaiter(Protocol):
 class Watcher(Protocol):
     """Who waits for more to read."""
 
-    def moved(self, partition: "Partition", bytes_appended: int) -> None:
-        """The high watermark moved, or the partition went away."""
+    def moved(self, partition: "Partition", bytes_appended: int, bytes_stable: int) -> None:
+        """The high watermark moved, or the partition went away.
+
+        `bytes_appended` are new below the high watermark; zero: something else happened.
+        `bytes_stable` bounds what is new below the last stable offset; zero: it did not move.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +90,10 @@ class Partition:
     __slots__ = (
         "_acks",
         "_bytes_unseen",
+        "_bytes_unstable",
         "_commit",
         "_durable_acks",
+        "_stable_offset",
         "config",
         "failure",
         "high_watermark",
@@ -80,7 +104,10 @@ class Partition:
         "log",
         "name",
         "producers",
+        "snapshot_is_stale",
         "snapshot_offset",
+        "snapshot_saved",
+        "snapshot_taken",
         "topic_id",
         "watchers",
     )
@@ -105,7 +132,10 @@ class Partition:
         self.config = config
         self.producers = Producers()
         self.snapshot_offset = 0  # where the log ended when the producers were saved last
+        self.snapshot_is_stale = False  # whether the saved one lists what is forgotten since
+        self.snapshot_taken = self.snapshot_saved = 0  # counts, to save none over a later one
         self.high_watermark = log.log_start_offset
+        self._stable_offset = log.log_start_offset
         self.is_loaded = False
         self.is_deleted = False
         self.failure: str | None = None
@@ -115,6 +145,7 @@ class Partition:
         self.watchers: set[Watcher] | None = None
         self._acks: deque[tuple[int, AckWaiter]] | None = None
         self._bytes_unseen = 0
+        self._bytes_unstable = 0  # appended since the last stable offset was the high watermark
 
     def __str__(self) -> str:
         return f"{self.name}-{self.index}"
@@ -122,14 +153,31 @@ class Partition:
     def loaded(self) -> None:
         """The log was recovered: everything in it is on disk, and so readable."""
         self.high_watermark = self.log.end_offset
+        self.producers.on_high_watermark(self.high_watermark)
+        self.producers.trim(self.log.log_start_offset)
+        self._advance_stable()
+        if self._stable_offset < self.high_watermark:
+            self._bytes_unstable = self.log.size_bytes  # A bound: see `_advance_stable`.
         self.is_loaded = True
 
     # Appends.
 
     def append(
-        self, data: Buffer, *, version: int, acks: int, isr_count: int, now_ms: int
+        self,
+        data: Buffer,
+        *,
+        version: int,
+        acks: int,
+        isr_count: int,
+        now_ms: int,
+        guard: Guard | None = None,
+        verify: bool = True,
     ) -> Appended:
-        """Write what a producer sent, or raise KafkaError; nothing is awaited here."""
+        """Write what a producer sent, or raise KafkaError; nothing is awaited here.
+
+        A batch that opens a transaction needs a valid guard (`begin_verification`), unless
+        verification is switched off: `verify=False`.
+        """
         self._check_usable()
         if acks == -1 and isr_count < self.config.min_insync_replicas:
             raise KafkaError(
@@ -138,7 +186,7 @@ class Partition:
                 f"min.insync.replicas is {self.config.min_insync_replicas}.",
             )
         batches = admit(data, version, self.config, now_ms)
-        repeated = self._repeated(batches)
+        repeated = self._repeated(batches, guard, verify)
         if repeated is not None:
             return repeated
         base_offset = self.log.end_offset
@@ -151,6 +199,9 @@ class Partition:
             # Of a legacy set a later batch may fail: what is in the log counts all the same.
             if bytes_written:
                 self._written(bytes_written)
+        return self._appended(base_offset, now_ms)
+
+    def _appended(self, base_offset: int, now_ms: int) -> Appended:
         return Appended(
             base_offset=base_offset,
             end_offset=self.log.end_offset,
@@ -158,11 +209,82 @@ class Partition:
             log_start_offset=self.log.log_start_offset,
         )
 
-    def _repeated(self, batches: list[Batch]) -> Appended | None:
+    def append_marker(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        commit: bool,
+        coordinator_epoch: int,
+        now_ms: int,
+        transaction_version: int = 1,
+    ) -> Appended:
+        """End a producer's transaction here; KafkaError for a stale producer or coordinator."""
+        self._check_usable()
+        self.producers.check_marker(
+            producer_id, producer_epoch, coordinator_epoch, transaction_version
+        )
+        marker = EndTxnMarker(commit, coordinator_epoch)
+        data = build_marker(
+            marker,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            timestamp=now_ms,
+            append_time=self.config.append_time,
+        )
+        return self._append_one(data, now_ms, marker)
+
+    def append_internal(self, records: Buffer, now_ms: int) -> Appended:
+        """Write a coordinator's ready-made batch: no limits of clients, no sequence."""
+        self._check_usable()
+        header = read_header(records)
+        assert header.size == len(records)
+        assert not header.is_control
+        if header.producer_id >= 0:
+            self.producers.check_internal(header)
+        return self._append_one(records, now_ms)
+
+    def check_internal(
+        self, producer_id: int, producer_epoch: int, guard: Guard | None, *, verify: bool
+    ) -> None:
+        """Raise KafkaError if a coordinator may not write for this producer's transaction now.
+
+        With `verify` a batch that opens the transaction needs a valid guard, as a client's does.
+        """
+        header = build_batch(
+            (), producer_id=producer_id, producer_epoch=producer_epoch, transactional=True
+        )
+        self.producers.check_internal(read_header(header), guard, verify=verify)
+
+    def _append_one(
+        self, data: Buffer, now_ms: int, marker: EndTxnMarker | None = None
+    ) -> Appended:
+        base_offset = self.log.end_offset
+        self._write(Batch(read_header(data), memoryview(data)), now_ms, marker)
+        self._written(len(data))
+        return self._appended(base_offset, now_ms)
+
+    def needs_verification(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a transactional batch of this producer would open a transaction here."""
+        return self.producers.needs_verification(producer_id, producer_epoch)
+
+    def begin_verification(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int | None = None,
+        *,
+        supports_epoch_bump: bool = False,
+    ) -> Guard:
+        """A guard for an append, to be made before the coordinator is asked (KIP-890)."""
+        return self.producers.begin_verification(
+            producer_id, producer_epoch, sequence, supports_epoch_bump=supports_epoch_bump
+        )
+
+    def _repeated(self, batches: list[Batch], guard: Guard | None, verify: bool) -> Appended | None:
         """The first answer, if an idempotent producer sends its batch again."""
         if len(batches) != 1 or batches[0].header.producer_id < 0:
             return None
-        earlier = self.producers.check(batches[0].header)
+        earlier = self.producers.check(batches[0].header, guard, verify=verify)
         if earlier is None:
             return None
         return Appended(
@@ -172,7 +294,7 @@ class Partition:
             log_start_offset=self.log.log_start_offset,
         )
 
-    def _write(self, batch: Batch, now_ms: int) -> None:
+    def _write(self, batch: Batch, now_ms: int, marker: EndTxnMarker | None = None) -> None:
         header = batch.header
         offset = self.log.end_offset
         stamped = BatchHeader(offset, header.length, self.leader_epoch, *header[3:])
@@ -184,10 +306,11 @@ class Partition:
                 self.fail(str(error))  # A full disk, in contrast, leaves the log as it was.
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         if header.producer_id >= 0:
-            self.producers.append(stamped, now_ms)
+            self.producers.append(stamped, now_ms, marker)
 
     def _written(self, bytes_written: int) -> None:
         self._bytes_unseen += bytes_written
+        self._bytes_unstable += bytes_written
         self._commit.add(self.log)
         if not self._durable_acks:
             self._advance(self.log.end_offset)
@@ -210,17 +333,37 @@ class Partition:
         if high_watermark <= self.high_watermark:
             return
         self.high_watermark = high_watermark
+        self.producers.on_high_watermark(high_watermark)
+        bytes_stable = self._advance_stable()
         while self._acks and self._acks[0][0] <= high_watermark:
             self._acks.popleft()[1].acknowledged(self)
         if not self._acks:
             self._acks = None
         appended, self._bytes_unseen = self._bytes_unseen, 0
         if self.watchers:
-            self._notify(appended)
+            self._notify(appended, bytes_stable)
 
-    def _notify(self, bytes_appended: int) -> None:
+    def _advance_stable(self) -> int:
+        """Move the last stable offset; how many bytes at most are stable now, 0 if none."""
+        first_unstable = self.producers.first_unstable_offset()
+        high_watermark = self.high_watermark
+        if first_unstable is None or first_unstable >= high_watermark:
+            stable_offset = high_watermark
+        else:
+            stable_offset = first_unstable
+        if stable_offset <= self._stable_offset:
+            return 0
+        self._stable_offset = stable_offset
+        # While something stays unstable nobody counts which bytes those are: too many make a
+        # reader look once too often, too few would let it wait.
+        bytes_stable = self._bytes_unstable
+        if stable_offset == high_watermark:
+            self._bytes_unstable = 0
+        return max(bytes_stable, 1)
+
+    def _notify(self, bytes_appended: int, bytes_stable: int = 0) -> None:
         for watcher in tuple(self.watchers or ()):
-            watcher.moved(self, bytes_appended)
+            watcher.moved(self, bytes_appended, bytes_stable)
 
     def watch(self, watcher: Watcher) -> None:
         """Tell the watcher when there is more to read, until `unwatch`."""
@@ -238,19 +381,30 @@ class Partition:
     # Reads.
 
     def read(
-        self, offset: int, max_bytes: int, *, at_least_one_batch: bool = True, nowait: bool = True
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        committed: bool = False,
+        at_least_one_batch: bool = True,
+        nowait: bool = True,
     ) -> Buffer | None:
-        """Whole batches below the high watermark; None if the disk would have to be waited for."""
+        """Whole batches below the high watermark; None if the disk would have to be waited for.
+
+        With `committed` only below the last stable offset: what was aborted is among it, and
+        `aborted_transactions` tells which.
+        """
         self._check_usable()
         if not self.log.log_start_offset <= offset <= self.high_watermark:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
-        if offset == self.high_watermark or max_bytes <= 0:
+        limit_offset = self.last_stable_offset if committed else self.high_watermark
+        if offset >= limit_offset or max_bytes <= 0:
             return b""
         try:
             return self.log.read(
                 offset,
                 max_bytes,
-                self.high_watermark,
+                limit_offset,
                 at_least_one_batch=at_least_one_batch,
                 nowait=nowait,
             )
@@ -262,8 +416,15 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """Up to where read_committed reads: no transaction is ever open yet."""
-        return self.high_watermark
+        """Up to where everything is decided, and so where read_committed reads."""
+        # Of an open transaction retention may have taken the beginning away.
+        return max(self._stable_offset, self.log.log_start_offset)
+
+    def aborted_transactions(self, offset: int, records: Buffer) -> list[AbortedTxn]:
+        """The aborted transactions that concern what was read from an offset."""
+        if not len(records) or not self.producers.has_aborted(offset):
+            return []
+        return self.producers.aborted_between(offset, last_next_offset(records))
 
     def check_leader_epoch(self, current_leader_epoch: int) -> None:
         """Raise unless the client's idea of the leader epoch is ours, or it has none (-1)."""
@@ -303,11 +464,26 @@ class Partition:
             )
         if target > self.log.log_start_offset:
             self.log.advance_log_start(target)
+            self.producers.trim(target)
         return self.log.log_start_offset
 
     def log_start_moved(self) -> None:
-        """Tell watchers that records are gone from the beginning."""
+        """Records are gone from the beginning: watchers are told."""
+        self.producers.trim(self.log.log_start_offset)
         self._notify(0)
+
+    def transaction_state(self) -> TransactionState:
+        """What compaction must know of transactions, and how it tells which are gone."""
+        return TransactionState(
+            aborted=[each[:3] for each in self.producers.aborted()],
+            marker_epochs=self.producers.marker_epochs(),
+            snapshot_offset=self.snapshot_offset,
+            forget=self._forget_aborted,
+        )
+
+    def _forget_aborted(self, last_offset: int) -> None:
+        if self.producers.forget_aborted(last_offset):
+            self.snapshot_is_stale = True
 
     def configure(self, config: TopicConfig, leader_epoch: int) -> None:
         """Take over changed settings and a new leader epoch."""

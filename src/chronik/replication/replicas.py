@@ -31,6 +31,7 @@ from chronik.storage.commit import GroupCommit
 from chronik.storage.disk import Disk
 from chronik.storage.errors import CorruptLog, StorageError
 from chronik.storage.log import Log
+from chronik.storage.scan import scan
 
 logger = logging.getLogger(__name__)
 
@@ -125,14 +126,14 @@ class Replicas:
     async def _load(self, partition: Partition) -> None:
         try:
             partition.producers = await self._disk.run(lambda: self._recover(partition))
-        except (CorruptLog, OSError) as error:
+        except (CorruptLog, ProtocolError, OSError) as error:
             if not partition.is_deleted:
                 partition.fail(str(error))
         else:
             partition.loaded()
 
     def _recover(self, partition: Partition) -> Producers:
-        """Blocking: the log, then the producers from their snapshot and the headers after it."""
+        """Blocking: the log, then the producers from their snapshot and what follows it."""
         log = partition.log
         log.load()
         producers = Producers()
@@ -150,7 +151,7 @@ class Replicas:
             self._disk.remove(path)
             self._disk.sync_directory(log.directory)
         partition.snapshot_offset = producers.end_offset
-        producers.replay(log.scan_headers(producers.end_offset))
+        producers.replay(scan(log, producers.end_offset))
         for each in (path, *(segment.path for segment in log.segments)):
             self._disk.release(each)  # It may have been loaded for a look, and stay idle.
         return producers
@@ -328,20 +329,25 @@ class Replicas:
         if partition.is_deleted or not end_offset:
             return  # A log without batches has no files.
         snapshot = b""
-        if end_offset > partition.snapshot_offset:
+        taken = partition.snapshot_taken
+        if end_offset > partition.snapshot_offset or partition.snapshot_is_stale:
             snapshot = partition.producers.snapshot(end_offset)
+            taken = partition.snapshot_taken = taken + 1
+            partition.snapshot_is_stale = False
 
         def save() -> None:
             with self._disk.exclusive(log.directory):
                 log.checkpoint()
                 # Another checkpoint may have begun later and come first.
-                if end_offset > partition.snapshot_offset and not partition.is_deleted:
+                if snapshot and taken > partition.snapshot_saved and not partition.is_deleted:
                     self._disk.write_durably(f"{log.directory}/{PRODUCERS_FILE}", snapshot)
+                    partition.snapshot_saved = taken
                     partition.snapshot_offset = end_offset
 
         try:
             await self._disk.run(save)
         except OSError:
+            partition.snapshot_is_stale = True
             if not partition.is_deleted:
                 raise
 
@@ -367,7 +373,7 @@ def is_clean(partition: Partition) -> bool:
     """Whether nothing has changed since the last checkpoint."""
     log = partition.log
     is_saved = partition.snapshot_offset >= log.end_offset == log.durable_offset
-    return is_saved and log.is_checkpointed
+    return is_saved and log.is_checkpointed and not partition.snapshot_is_stale
 
 
 def _is_deleted(directory: str) -> bool:

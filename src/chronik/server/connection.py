@@ -23,6 +23,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from chronik.config import limits
+from chronik.coordinator.pending import Pending
 from chronik.protocol.apis import PRODUCE
 from chronik.protocol.connection import (
     FRAME_HEADER_SIZE,
@@ -33,7 +34,6 @@ from chronik.protocol.connection import (
 )
 from chronik.protocol.errors import ProtocolError
 from chronik.protocol.schema import Buffer, Message
-from chronik.server.pending import Pending
 
 if TYPE_CHECKING:
     from chronik.server.listener import Listener

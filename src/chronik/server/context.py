@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from chronik.clock import Clock
 from chronik.config.effective import BrokerConfig
 from chronik.config.settings import Settings
+from chronik.coordinator.effects import Caller
+from chronik.coordinator.groups.shard import GroupShard
+from chronik.coordinator.runtime import CoordinatorRuntime
+from chronik.coordinator.transactions.marker_writer import MarkerWriter
+from chronik.coordinator.transactions.shard import TransactionShard
 from chronik.metadata.image import BROKER, Image, Topic
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.metrics import Metrics
@@ -29,6 +34,9 @@ class Node:
     fetch_sessions: FetchSessions
     encoded_topics: EncodedTopics
     producer_ids: ProducerIds
+    groups: CoordinatorRuntime[GroupShard]
+    transactions: CoordinatorRuntime[TransactionShard]
+    marker_writer: MarkerWriter
     disk: Disk
     clock: Clock
     metrics: Metrics
@@ -52,6 +60,11 @@ class Context:
     @property
     def image(self) -> Image:
         return self.node.metadata.image
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks, as a group describes its members: Kafka writes a host with a slash."""
+        return Caller(self.client_id or "", f"/{self.client_host}", self.version)
 
     def topic(self, name: str, topic_id: bytes, by_id: bool) -> Topic | None:
         """The topic that a request names, by id in the versions that have only ids."""

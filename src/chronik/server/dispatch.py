@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from chronik.protocol import apis
+from chronik.protocol import apis, coordinator_apis
 from chronik.protocol.connection import Request
 from chronik.server.connection import Connection
 from chronik.server.context import Context, Node
@@ -13,7 +13,21 @@ from chronik.server.handlers.configs import (
     describe_configs,
     incremental_alter_configs,
 )
+from chronik.server.handlers.consumer_groups import (
+    consumer_group_describe,
+    consumer_group_heartbeat,
+)
 from chronik.server.handlers.fetch import fetch
+from chronik.server.handlers.find_coordinator import find_coordinator
+from chronik.server.handlers.groups import (
+    delete_groups,
+    describe_groups,
+    heartbeat,
+    join_group,
+    leave_group,
+    list_groups,
+    sync_group,
+)
 from chronik.server.handlers.list_offsets import list_offsets, offset_for_leader_epoch
 from chronik.server.handlers.log_dirs import describe_log_dirs
 from chronik.server.handlers.metadata import (
@@ -21,13 +35,26 @@ from chronik.server.handlers.metadata import (
     describe_topic_partitions,
     metadata,
 )
+from chronik.server.handlers.offsets import offset_commit, offset_delete, offset_fetch
 from chronik.server.handlers.produce import produce
-from chronik.server.handlers.producer_ids import init_producer_id
 from chronik.server.handlers.topics import (
     create_partitions,
     create_topics,
     delete_records,
     delete_topics,
+)
+from chronik.server.handlers.transaction_admin import (
+    describe_producers,
+    describe_transactions,
+    list_transactions,
+    write_txn_markers,
+)
+from chronik.server.handlers.transactions import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
+    end_txn,
+    init_producer_id,
+    txn_offset_commit,
 )
 
 Handler = Callable[[Context, Any], Any]
@@ -50,6 +77,27 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     apis.INCREMENTAL_ALTER_CONFIGS.key: incremental_alter_configs,
     apis.DESCRIBE_CLUSTER.key: describe_cluster,
     apis.DESCRIBE_TOPIC_PARTITIONS.key: describe_topic_partitions,
+    coordinator_apis.OFFSET_COMMIT.key: offset_commit,
+    coordinator_apis.OFFSET_FETCH.key: offset_fetch,
+    coordinator_apis.FIND_COORDINATOR.key: find_coordinator,
+    coordinator_apis.JOIN_GROUP.key: join_group,
+    coordinator_apis.HEARTBEAT.key: heartbeat,
+    coordinator_apis.LEAVE_GROUP.key: leave_group,
+    coordinator_apis.SYNC_GROUP.key: sync_group,
+    coordinator_apis.DESCRIBE_GROUPS.key: describe_groups,
+    coordinator_apis.LIST_GROUPS.key: list_groups,
+    coordinator_apis.ADD_PARTITIONS_TO_TXN.key: add_partitions_to_txn,
+    coordinator_apis.ADD_OFFSETS_TO_TXN.key: add_offsets_to_txn,
+    coordinator_apis.END_TXN.key: end_txn,
+    coordinator_apis.WRITE_TXN_MARKERS.key: write_txn_markers,
+    coordinator_apis.TXN_OFFSET_COMMIT.key: txn_offset_commit,
+    coordinator_apis.DELETE_GROUPS.key: delete_groups,
+    coordinator_apis.OFFSET_DELETE.key: offset_delete,
+    coordinator_apis.DESCRIBE_PRODUCERS.key: describe_producers,
+    coordinator_apis.DESCRIBE_TRANSACTIONS.key: describe_transactions,
+    coordinator_apis.LIST_TRANSACTIONS.key: list_transactions,
+    coordinator_apis.CONSUMER_GROUP_HEARTBEAT.key: consumer_group_heartbeat,
+    coordinator_apis.CONSUMER_GROUP_DESCRIBE.key: consumer_group_describe,
 }
 assert HANDLERS.keys() == apis.APIS.keys(), "every advertised API has a handler, and no other"
 

@@ -4,6 +4,9 @@ A session remembers each partition's position and watches it, so that a fetch lo
 partitions that moved: ten thousand idle ones cost nothing. A fetch without a session is the same
 thing for one request.
 
+Who reads only committed data waits for the last stable offset: while a transaction is open the high
+watermark moves on, but wakes nobody for whom there is nothing to read.
+
 The cache is bounded. When it is full, a session that was not used for two minutes makes room;
 without one the client is told session id 0 and goes on with full fetches.
 """
@@ -20,6 +23,7 @@ INITIAL_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
 EVICTION_AGE_S: Final = 120.0  # Kafka's min.incremental.fetch.session.eviction.ms
 EPOCH_MAX: Final = 2**31 - 1
+READ_COMMITTED: Final = 1  # isolation level
 
 Key = tuple[str | bytes, int]  # a topic's name, from v13 on its id, and a partition
 
@@ -67,6 +71,7 @@ class Interest:
         self.positions: OrderedDict[Key, Position] = OrderedDict()
         self.ready: dict[Key, None] = {}
         self.is_watching = False
+        self.committed = False  # whether the request at hand reads only committed data
         self._wake: Callable[[], None] | None = None
         self._missing_bytes = 0
 
@@ -101,9 +106,9 @@ class Interest:
     def unpark(self) -> None:
         self._wake = None
 
-    def moved(self, key: Key, bytes_appended: int) -> None:
+    def moved(self, key: Key, bytes_appended: int, bytes_stable: int) -> None:
         self.ready[key] = None
-        self._missing_bytes -= bytes_appended
+        self._missing_bytes -= bytes_stable if self.committed else bytes_appended
         if self._wake is not None and (self._missing_bytes <= 0 or not bytes_appended):
             self._wake()
 
@@ -125,8 +130,8 @@ class Watch:
         self._interest = interest
         self._key = key
 
-    def moved(self, partition: Partition, bytes_appended: int) -> None:
-        self._interest.moved(self._key, bytes_appended)
+    def moved(self, partition: Partition, bytes_appended: int, bytes_stable: int) -> None:
+        self._interest.moved(self._key, bytes_appended, bytes_stable)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -166,11 +171,14 @@ class FetchSessions:
     def begin(self, request: FetchRequest, by_id: bool) -> tuple[Interest, bool]:
         """What this request is interested in, and whether the answer must name all of it."""
         if request.session_epoch not in (INITIAL_EPOCH, FINAL_EPOCH):
-            return self._go_on(request, by_id), False
+            session = self._go_on(request, by_id)
+            session.committed = request.isolation_level == READ_COMMITTED
+            return session, False
         self.remove(request.session_id)
         interest = Interest()
         if request.session_epoch == INITIAL_EPOCH:
             interest = self._open(by_id) or interest
+        interest.committed = request.isolation_level == READ_COMMITTED
         _merge(interest, request, by_id)
         return interest, True
 

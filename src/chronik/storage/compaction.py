@@ -6,9 +6,11 @@ a generator of bounded slices, so that the loop serves clients in between: a sli
 CPU work that is done, a callable is blocking work for `disk.run` before the next slice.
 
 Invariants
-    The active segment and everything from the limit offset on are left alone.
-    Offsets, control batches and each producer's last batch stay (as a batch without records, if
-    need be: the producer's next sequence is checked against it).
+    The active segment and everything from the limit offset on are left alone; the limit is the
+    last stable offset, so that every transaction below it is decided.
+    Offsets and each producer's last batch stay (as a batch without records, if need be: the
+    producer's next sequence is checked against it).
+    Records of aborted transactions go. When a marker may go, `cleaned_transactions` says.
     A tombstone stays for `delete_retention_ms` after the first cleaning that saw it (KIP-534: the
     batch carries the time until which it is kept).
     At any crash the log has the old segments or the new one, never both and never neither.
@@ -28,8 +30,9 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from chronik.protocol.batch import DELETE_HORIZON_FLAG, HEADER_SIZE, BatchHeader, read_header
-from chronik.protocol.records import iter_records, rebuild_batch
+from chronik.protocol.records import Record, iter_records, rebuild_batch
 from chronik.protocol.schema import Buffer
+from chronik.storage.cleaned_transactions import CleanedTransactions, TransactionState
 from chronik.storage.index import RELATIVE_OFFSET_MAX
 from chronik.storage.log import Log
 from chronik.storage.recovery import finish_swap, swap_path
@@ -89,10 +92,14 @@ def is_due(log: Log, now_ms: int, limit_offset: int) -> bool:
 
 
 async def compact(
-    log: Log, now_ms: int, limit_offset: int, last_offsets: Mapping[int, int]
+    log: Log,
+    now_ms: int,
+    limit_offset: int,
+    last_offsets: Mapping[int, int],
+    transactions: TransactionState | None = None,
 ) -> None:
     """Clean a log on the running loop, one slice a turn."""
-    slices = clean(log, now_ms, limit_offset, last_offsets)
+    slices = clean(log, now_ms, limit_offset, last_offsets, transactions)
     try:
         for work in slices:
             if work is None:
@@ -122,15 +129,20 @@ def clean(
     now_ms: int,
     limit_offset: int,
     last_offsets: Mapping[int, int],
+    transactions: TransactionState | None = None,
     key_map_bytes_max: int = KEY_MAP_BYTES_MAX,
 ) -> Generator[Slice, None, None]:
-    """Clean a log in slices. `last_offsets`: each producer's last offset in the log, by its id."""
+    """Clean a log in slices. `last_offsets`: the last offset of each producer's data, by its id.
+
+    `transactions` are those at this moment, without which none was aborted.
+    """
     dirty = dirty_part(log, now_ms, limit_offset)
     if dirty is None:
         return
     keys = KeyMap(key_map_bytes_max)
-    yield from _map_keys(log, dirty, keys)
-    cleaning = Cleaning(log, keys, now_ms, last_offsets)
+    cleaned = CleanedTransactions(transactions or TransactionState())
+    yield from _map_keys(log, dirty, keys, cleaned)
+    cleaning = Cleaning(log, keys, now_ms, last_offsets, cleaned)
     segments = [s for s in dirty.segments if s.base_offset < keys.end_offset]
     for group in groups(segments, log.config.segment_bytes):
         yield from cleaning.rewrite(group)
@@ -150,9 +162,9 @@ class KeyMap:
     def full(self) -> bool:
         return self._bytes_left <= 0
 
-    def add(self, header: BatchHeader, batch: memoryview) -> None:
-        """Take the records of a batch."""
-        if not header.is_control:
+    def add(self, header: BatchHeader, batch: memoryview, *, counts: bool = True) -> None:
+        """Take the records of a batch, if they count."""
+        if counts:
             offsets = self.offsets
             for record in iter_records(batch):
                 key = record.key
@@ -198,7 +210,9 @@ class Reader:
         self._position += at
 
 
-def _map_keys(log: Log, dirty: Dirty, keys: KeyMap) -> Iterator[Slice]:
+def _map_keys(
+    log: Log, dirty: Dirty, keys: KeyMap, cleaned: CleanedTransactions
+) -> Iterator[Slice]:
     record_count = 0
     for segment in dirty.segments:
         if segment.next_offset <= dirty.first_offset:
@@ -209,10 +223,11 @@ def _map_keys(log: Log, dirty: Dirty, keys: KeyMap) -> Iterator[Slice]:
             for header, batch in reader.batches():
                 if header.last_offset < dirty.first_offset or keys.full:
                     continue
-                if header.record_count > _SLICE_RECORDS:
+                counts = not header.is_control and not cleaned.is_aborted(header)
+                if counts and header.record_count > _SLICE_RECORDS:
                     yield partial(keys.add, header, batch)
                     continue
-                keys.add(header, batch)
+                keys.add(header, batch, counts=counts)
                 record_count += header.record_count + 1
                 if record_count > _SLICE_RECORDS:
                     record_count = 0
@@ -242,9 +257,15 @@ class Cleaning:
     """The second half of a cleaning: what stays, and the copies."""
 
     def __init__(
-        self, log: Log, keys: KeyMap, now_ms: int, last_offsets: Mapping[int, int]
+        self,
+        log: Log,
+        keys: KeyMap,
+        now_ms: int,
+        last_offsets: Mapping[int, int],
+        cleaned: CleanedTransactions,
     ) -> None:
         self._log = log
+        self._cleaned = cleaned
         self._offsets = keys.offsets
         self._now_ms = now_ms
         self._last_offsets = last_offsets
@@ -314,32 +335,47 @@ class Cleaning:
     def filter(self, header: BatchHeader, batch: memoryview, kept: list[Buffer]) -> None:
         """Append to `kept` what stays of a batch: itself if all does, nothing if nothing does."""
         if header.is_control:
-            kept.append(batch)
+            self._filter_marker(header, batch, kept)
             return
-        horizon_ms = header.base_timestamp if header.attributes & DELETE_HORIZON_FLAG else None
-        keeps_tombstones = horizon_ms is None or self._now_ms < horizon_ms
-        records = []
-        has_tombstone = False
-        for record in iter_records(batch):
-            # Without a key nothing can supersede it: it has no place in a compacted log.
-            if record.key is None or record.offset < self._offsets.get(record.key, -1):
-                continue
-            if record.value is None:
-                if not keeps_tombstones:
-                    continue
-                has_tombstone = True
-            records.append(record)
-        starts_horizon = has_tombstone and horizon_ms is None
+        self._cleaned.data_seen(header)
+        horizon_ms = _horizon_ms(header)
+        records: list[Record] = []
+        if not self._cleaned.is_aborted(header):
+            keeps_tombstones = horizon_ms is None or self._now_ms < horizon_ms
+            records = [each for each in iter_records(batch) if self._stays(each, keeps_tombstones)]
         if not records and self._last_offsets.get(header.producer_id) != header.last_offset:
             return
+        starts_horizon = horizon_ms is None and any(each.value is None for each in records)
         if len(records) == header.record_count and not starts_horizon:
             kept.append(batch)
             return
-        until_ms = self._now_ms + self._log.config.delete_retention_ms
-        rebuilt = rebuild_batch(
-            header, records, delete_horizon_ms=until_ms if starts_horizon else None
-        )
-        kept.append(rebuilt)
+        until_ms = self._until_ms if starts_horizon else None
+        kept.append(rebuild_batch(header, records, delete_horizon_ms=until_ms))
+
+    def _stays(self, record: Record, keeps_tombstones: bool) -> bool:
+        # Without a key nothing can supersede it: it has no place in a compacted log.
+        if record.key is None or record.offset < self._offsets.get(record.key, -1):
+            return False
+        return keeps_tombstones or record.value is not None
+
+    def _filter_marker(self, header: BatchHeader, batch: memoryview, kept: list[Buffer]) -> None:
+        horizon_ms = _horizon_ms(header)
+        if not self._cleaned.is_emptied(header):
+            kept.append(batch)
+        elif horizon_ms is None:
+            records = list(iter_records(batch))
+            kept.append(rebuild_batch(header, records, delete_horizon_ms=self._until_ms))
+        elif self._now_ms < horizon_ms or not self._cleaned.may_go(header):
+            kept.append(batch)
+
+    @property
+    def _until_ms(self) -> int:
+        """Until when what is deleted by this cleaning can still be seen."""
+        return self._now_ms + self._log.config.delete_retention_ms
+
+
+def _horizon_ms(header: BatchHeader) -> int | None:
+    return header.base_timestamp if header.attributes & DELETE_HORIZON_FLAG else None
 
 
 def _seal(log: Log, new: Segment, swap: str) -> None:

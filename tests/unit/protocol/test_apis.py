@@ -6,8 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from chronik.protocol import apis
+from chronik.protocol import apis, coordinator_apis
 from chronik.protocol.apis import API_VERSIONS, APIS, DESCRIBE_CLUSTER, FETCH, METADATA, Api
+from chronik.protocol.coordinator_apis import COORDINATOR_APIS
 from chronik.protocol.errors import RETRIABLE, ErrorCode, KafkaError
 from chronik.protocol.schema import Versions
 
@@ -48,8 +49,10 @@ def test_unknown_arguments_are_refused() -> None:
 
 def test_every_named_api_is_in_the_table_under_its_key() -> None:
     named = {api.key: api for api in vars(apis).values() if isinstance(api, Api)}
-    assert named == dict(APIS)
-    assert all(key == api.key for key, api in APIS.items())
+    of_coordinators = [api for api in vars(coordinator_apis).values() if isinstance(api, Api)]
+    assert of_coordinators == list(COORDINATOR_APIS)
+    assert not named.keys() & {api.key for api in of_coordinators}
+    assert named | {api.key: api for api in of_coordinators} == APIS
 
 
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)

@@ -26,6 +26,7 @@ from chronik.protocol.messages.list_offsets import (
     ListOffsetsPartitionResponse,
 )
 from chronik.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from chronik.protocol.messages.offset_commits import OffsetCommitRequestPartition
 from chronik.protocol.messages.produce import (
     LeaderIdAndEpoch,
     PartitionProduceResponse,
@@ -173,6 +174,47 @@ OLD_LAYOUTS = [
         "topics:[{name:string partitions:[{partition_index:int32 partition_size:int64 "
         "offset_lag:int64 is_future_key:bool}]}]}]",
     ),
+    (
+        "OffsetCommitRequest",
+        Versions(0, 0),
+        "group_id:string topics:[{name:string partitions:[{partition_index:int32 "
+        "committed_offset:int64 committed_metadata:string?}]}]",
+    ),
+    (
+        "OffsetCommitRequest",
+        Versions(1, 1),
+        "group_id:string generation_id_or_member_epoch:int32 member_id:string "
+        "topics:[{name:string partitions:[{partition_index:int32 committed_offset:int64 "
+        "commit_timestamp:int64 committed_metadata:string?}]}]",
+    ),
+    (
+        "OffsetCommitResponse",
+        Versions(0, 1),
+        "topics:[{name:string partitions:[{partition_index:int32 error_code:int16}]}]",
+    ),
+    (
+        "OffsetFetchRequest",
+        Versions(0, 0),
+        "group_id:string topics:[{name:string partition_indexes:[int32]}]",
+    ),
+    (
+        "OffsetFetchResponse",
+        Versions(0, 0),
+        "topics:[{name:string partitions:[{partition_index:int32 committed_offset:int64 "
+        "metadata:string? error_code:int16}]}]",
+    ),
+    (
+        "WriteTxnMarkersRequest",
+        Versions(0, 0),
+        "markers:[{producer_id:int64 producer_epoch:int16 transaction_result:bool "
+        "topics:[{name:string partition_indexes:[int32]}] coordinator_epoch:int32}]",
+    ),
+    (
+        "WriteTxnMarkersResponse",
+        Versions(0, 0),
+        "markers:[{producer_id:int64 topics:[{name:string partitions:[{partition_index:int32 "
+        "error_code:int16}]}]}]",
+    ),
 ]
 
 INT_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
@@ -234,6 +276,7 @@ def of_kind(kind: Kind, version: int) -> st.SearchStrategy[Any]:
         "bool": st.booleans(),
         "string": st.text(max_size=200),
         "records": st.binary(max_size=200),
+        "bytes": st.binary(max_size=200),
         "uuid": st.binary(min_size=16, max_size=16),
     }[kind.wire]
 
@@ -253,6 +296,7 @@ def filled(message: type[Message], version: int) -> Message:
             "bool": True,
             "string": f"text {number}",
             "records": bytes(number),
+            "bytes": bytes(number),
             "uuid": bytes([number] * 16),
         }.get(kind.wire, number)
 
@@ -277,6 +321,9 @@ def test_old_layouts_are_the_versions_without_an_oracle() -> None:
         "OffsetForLeaderEpoch": 2,
         "DescribeConfigs": 1,
         "DescribeLogDirs": 1,
+        "OffsetCommit": 2,
+        "OffsetFetch": 1,
+        "WriteTxnMarkers": 1,
     }
     assert covered == {
         (name + side, version)
@@ -404,6 +451,10 @@ def test_fields_that_only_old_versions_have_hold_kafkas_defaults() -> None:
     assert answer.old_style_offsets == ()
     config = DescribeConfigsResourceResult(name="", value="", read_only=False, is_sensitive=False)
     assert not config.is_default
+    commit = OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=0, committed_metadata=None
+    )
+    assert commit.commit_timestamp == -1
 
 
 def golden(text: str) -> bytes:

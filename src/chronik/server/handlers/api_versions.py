@@ -7,6 +7,7 @@ client can ask again. A client name of v3+ that is not a plain word is INVALID_R
 
 import re
 from functools import cache
+from typing import Final
 
 from chronik.protocol.apis import APIS
 from chronik.protocol.errors import ErrorCode
@@ -14,9 +15,22 @@ from chronik.protocol.messages.api_versions import (
     ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
 )
 from chronik.server.context import Context
 
+# Levels that clients go by: consumer groups (KIP-848), and transactions whose partitions are added
+# by writing to them and whose epoch changes with each end (KIP-890).
+FEATURES: Final = {"group.version": 1, "transaction.version": 2}
+_SUPPORTED: Final = tuple(
+    SupportedFeatureKey(name=name, min_version=1, max_version=level)
+    for name, level in FEATURES.items()
+)
+_FINALIZED: Final = tuple(
+    FinalizedFeatureKey(name=name, min_version_level=level, max_version_level=level)
+    for name, level in FEATURES.items()
+)
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 
 
@@ -26,7 +40,13 @@ def api_versions(context: Context, request: ApiVersionsRequest) -> ApiVersionsRe
         and _SOFTWARE.fullmatch(request.client_software_version)
     ):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST, api_keys=())
-    return ApiVersionsResponse(error_code=ErrorCode.NONE, api_keys=_served())
+    return ApiVersionsResponse(
+        error_code=ErrorCode.NONE,
+        api_keys=_served(),
+        supported_features=_SUPPORTED,
+        finalized_features_epoch=context.node.metadata.applied_index,
+        finalized_features=_FINALIZED,
+    )
 
 
 def unsupported_version() -> ApiVersionsResponse:

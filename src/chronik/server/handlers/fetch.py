@@ -7,6 +7,8 @@ Behaviour
     `min_bytes` waits for appends, at most `max_wait_ms`: an append wakes it, not a poll.
     The first partition with data gives at least one whole batch, whatever the limits.
     An offset below the log start or above the high watermark is OFFSET_OUT_OF_RANGE.
+    read_committed (v4+) reads up to the last stable offset and is told of the aborted transactions
+    among what it gets; read_uncommitted gets null there, as from Kafka.
     zstd is UNSUPPORTED_COMPRESSION_TYPE in a message set, and below v10 if the topic itself
     compresses with it: as in Kafka, a producer's own zstd is the consumer's to understand.
     A message set has no word for a batch without records: such batches are read over, or the
@@ -21,6 +23,7 @@ from chronik.protocol import codecs, legacy
 from chronik.protocol.batch import split
 from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
 from chronik.protocol.messages.fetch import (
+    AbortedTransaction,
     EpochEndOffset,
     FetchableTopicResponse,
     FetchRequest,
@@ -110,11 +113,36 @@ class _Reader:
         diverging = self._diverging_epoch(partition, position)
         if diverging is not None:
             self.has_error = True  # Answer at once: nothing that is appended changes it.
-            return _data(partition, b"", diverging_epoch=diverging)
+            return self._data(partition, position, b"", diverging)
         records = self._records(partition, position, left)
         self.bytes_read += len(records)
         self._context.node.metrics.records_bytes_out += len(records)
-        return _data(partition, records)
+        return self._data(partition, position, records)
+
+    def _data(
+        self,
+        partition: Partition,
+        position: Position,
+        records: Buffer,
+        diverging_epoch: EpochEndOffset | None = None,
+    ) -> PartitionData:
+        aborted = None
+        if self._interest.committed:
+            offset = position.fetch_offset
+            aborted = [
+                AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
+                for each in partition.aborted_transactions(offset, records)
+            ]
+        return PartitionData(
+            partition_index=partition.index,
+            error_code=ErrorCode.NONE,
+            high_watermark=partition.high_watermark,
+            last_stable_offset=partition.last_stable_offset,
+            log_start_offset=partition.log.log_start_offset,
+            diverging_epoch=diverging_epoch or _NO_DIVERGENCE,
+            aborted_transactions=aborted,
+            records=records,
+        )
 
     def _resolve(self, key: Key) -> Partition:
         name, index = key
@@ -160,7 +188,12 @@ class _Reader:
             raise cold
         if cold is not None:
             return cold
-        data = partition.read(read.offset, read.size, at_least_one_batch=read.at_least_one_batch)
+        data = partition.read(
+            read.offset,
+            read.size,
+            committed=self._interest.committed,
+            at_least_one_batch=read.at_least_one_batch,
+        )
         if data is None:
             raise _Blocked(position, partition, read)
         return data
@@ -201,6 +234,7 @@ class _Reader:
                 lambda: partition.read(
                     read.offset,
                     read.size,
+                    committed=self._interest.committed,
                     at_least_one_batch=read.at_least_one_batch,
                     nowait=False,
                 )
@@ -230,10 +264,13 @@ class _Reader:
                 self._interest.ready.pop(key, None)
                 self._interest.ready[key] = None
                 self._interest.positions.move_to_end(key)
-            elif position.fetch_offset >= data.high_watermark:
+            elif position.fetch_offset >= self._end_offset(data):
                 self._interest.ready.pop(key, None)  # Nothing is left that it was not told.
         session_id = self._interest.id if isinstance(self._interest, FetchSession) else 0
         return FetchResponse(session_id=session_id, responses=_grouped(chosen))
+
+    def _end_offset(self, data: PartitionData) -> int:
+        return data.last_stable_offset if self._interest.committed else data.high_watermark
 
 
 def fetch(
@@ -301,20 +338,6 @@ def _is_news(data: PartitionData, position: Position) -> bool:
 def _size(data: PartitionData) -> int:
     records: Any = data.records
     return len(records)
-
-
-def _data(
-    partition: Partition, records: Buffer, diverging_epoch: EpochEndOffset | None = None
-) -> PartitionData:
-    return PartitionData(
-        partition_index=partition.index,
-        error_code=ErrorCode.NONE,
-        high_watermark=partition.high_watermark,
-        last_stable_offset=partition.last_stable_offset,
-        log_start_offset=partition.log.log_start_offset,
-        diverging_epoch=diverging_epoch or _NO_DIVERGENCE,
-        records=records,
-    )
 
 
 _NO_DIVERGENCE = EpochEndOffset()

@@ -6,7 +6,7 @@ Behaviour
     -1 latest (the high watermark, or the last stable offset for read_committed), -2 earliest,
     -3 the record with the largest timestamp (v7+), -4 the earliest local offset (v8+, the same as
     earliest), -5 the latest tiered offset (v9+: none, so -1); any other number is a timestamp and
-    finds the first record at or after it, exactly.
+    finds the first record at or after it, exactly. What it finds lies below what -1 answers.
     v0 answers a list of offsets.
     OffsetForLeaderEpoch answers the end of the largest epoch that is not above the asked one.
 """
@@ -33,11 +33,11 @@ from chronik.protocol.records import iter_records
 from chronik.protocol.schema import Buffer
 from chronik.replication.partition import Partition
 from chronik.server.context import Context
+from chronik.server.fetch_sessions import READ_COMMITTED
 from chronik.storage.errors import StorageError
 from chronik.storage.log import Log
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
-READ_COMMITTED = 1
 SEARCH_BYTES = 1024 * 1024  # read at once when the search must go on
 # Since which version a negative timestamp has its meaning.
 _SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
@@ -104,9 +104,9 @@ async def _find(
     if timestamp < 0 and context.version < _SINCE.get(timestamp, context.version + 1):
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
     epochs = partition.log.leader_epochs
+    committed = request.isolation_level == READ_COMMITTED
     match timestamp:
         case -1:
-            committed = request.isolation_level == READ_COMMITTED
             end = partition.last_stable_offset if committed else partition.high_watermark
             return NO_TIMESTAMP, end, partition.last_epoch
         case -2 | -4:
@@ -115,12 +115,14 @@ async def _find(
         case -5:
             return NOT_FOUND
         case -3:
-            return await _search(context, partition, None)
+            return await _search(context, partition, None, committed)
         case _:
-            return await _search(context, partition, timestamp)
+            return await _search(context, partition, timestamp, committed)
 
 
-async def _search(context: Context, partition: Partition, timestamp: int | None) -> Found:
+async def _search(
+    context: Context, partition: Partition, timestamp: int | None, committed: bool
+) -> Found:
     """The first record at or after a timestamp, or with the largest one; off the loop."""
 
     def search() -> Found:
@@ -136,7 +138,8 @@ async def _search(context: Context, partition: Partition, timestamp: int | None)
         found = await context.node.disk.run(search)
     except (StorageError, ProtocolError, OSError) as error:
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-    return found if found[1] < partition.high_watermark else NOT_FOUND
+    end = partition.last_stable_offset if committed else partition.high_watermark
+    return found if found[1] < end else NOT_FOUND
 
 
 def _first_at(log: Log, data: Buffer, timestamp: int) -> Found:

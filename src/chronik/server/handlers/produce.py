@@ -8,12 +8,17 @@ Behaviour
     INVALID_REQUIRED_ACKS.
     Appends run at once and in order; the wait for acks holds up nobody.
     A failed partition has base offset, append time and log start offset -1.
+    A batch that opens a transaction waits until its coordinator knows the partition to be in it;
+    from version 12 on that is where the partition is added (KIP-890).
+    Internal topics are the coordinators': a client's Produce there is INVALID_TOPIC_EXCEPTION,
+    unless it is Kafka's own admin client.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any, NamedTuple
 
+from chronik.coordinator.pending import Pending
 from chronik.metadata.image import Topic
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.messages.produce import (
@@ -28,11 +33,13 @@ from chronik.protocol.messages.produce import (
 from chronik.protocol.schema import Buffer
 from chronik.replication.admission import InvalidRecords
 from chronik.replication.partition import Appended, Partition
+from chronik.server import transactions
 from chronik.server.connection import CloseConnection
 from chronik.server.context import Context
-from chronik.server.pending import Pending
+from chronik.server.transactions import NO_GUARDS, Guards
 
 ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
+ADMIN_CLIENT_ID = "__admin_client"  # Kafka's tools that write to internal topics
 BY_ID_VERSION = 13
 SLICE_PARTITIONS = 50  # appended to in one turn of the loop; a first write costs up to 0.5 ms
 
@@ -131,9 +138,8 @@ def produce(
 ) -> Result | Pending | Coroutine[Any, Any, Result]:
     if request.acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
         return _refused(request, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS))
-    if request.transactional_id is not None:
-        error = KafkaError(ErrorCode.INVALID_TXN_STATE, "No transaction is open for this id.")
-        return _refused(request, error)
+    if request.transactional_id is not None and _opens_transaction(context, request):
+        return _produce_in_transaction(context, _detached(request))
     count = sum(len(data.partition_data) for data in request.topic_data)
     if count > SLICE_PARTITIONS or _must_load(context, request):
         return _produce_in_slices(context, _detached(request))
@@ -148,15 +154,41 @@ def produce(
     return _finish(request, topics)
 
 
-def _must_load(context: Context, request: ProduceRequest) -> bool:
-    """Whether a partition must be recovered before it is written to."""
+def _opens_transaction(context: Context, request: ProduceRequest) -> bool:
+    """Whether a partition must be loaded, or is new in its producer's transaction."""
+    for partition, records in _writable(context, request):
+        if not partition.is_loaded or transactions.opens(partition, records):
+            return True
+    return False
+
+
+def _writable(context: Context, request: ProduceRequest) -> Iterator[tuple[Partition, Buffer]]:
+    """The partitions that can be written to, and what is to be written."""
     for data in request.topic_data:
         topic = _topic(context, data)
         for each in data.partition_data:
             partition = _find(context, topic, each.index)
-            if partition is not None and not partition.is_loaded:
-                return True
-    return False
+            if partition is not None:
+                records: Any = each.records
+                yield partition, b"" if records is None else records
+
+
+async def _produce_in_transaction(context: Context, request: ProduceRequest) -> Result:
+    """Ask the transaction's coordinator about partitions that are new in it, then append."""
+    writes = list(_writable(context, request))
+    for partition, _ in writes:
+        if not partition.is_loaded:
+            await context.node.replicas.load(partition)
+    assert request.transactional_id is not None
+    guards = await transactions.guarded(
+        context.node, request.transactional_id, writes, context.version
+    )
+    return await _produce_in_slices(context, request, guards)
+
+
+def _must_load(context: Context, request: ProduceRequest) -> bool:
+    """Whether a partition must be recovered before it is written to."""
+    return any(not partition.is_loaded for partition, _ in _writable(context, request))
 
 
 def _find(context: Context, topic: Topic | None, index: int) -> Partition | None:
@@ -168,7 +200,9 @@ def _find(context: Context, topic: Topic | None, index: int) -> Partition | None
     return partition if partition.failure is None else None
 
 
-async def _produce_in_slices(context: Context, request: ProduceRequest) -> Result:
+async def _produce_in_slices(
+    context: Context, request: ProduceRequest, guards: Guards = NO_GUARDS
+) -> Result:
     """The long way: first writes make files, and a thousand of them would hold the loop."""
     topics = []
     count = 0
@@ -179,7 +213,8 @@ async def _produce_in_slices(context: Context, request: ProduceRequest) -> Resul
             if partition is not None and not partition.is_loaded:
                 await context.node.replicas.load(partition)
             now_ms = context.node.clock.wall_ms()
-            appends.append(_append(context, _topic(context, data), each, request.acks, now_ms))
+            topic = _topic(context, data)
+            appends.append(_append(context, topic, each, request.acks, now_ms, guards))
             count += 1
             if count % SLICE_PARTITIONS == 0:
                 await asyncio.sleep(0)
@@ -217,11 +252,16 @@ def _topic(context: Context, data: TopicProduceData) -> Topic | None:
 
 
 def _append(
-    context: Context, topic: Topic | None, data: PartitionProduceData, acks: int, now_ms: int
+    context: Context,
+    topic: Topic | None,
+    data: PartitionProduceData,
+    acks: int,
+    now_ms: int,
+    guards: Guards = NO_GUARDS,
 ) -> _Append:
     append = _Append(data.index)
     try:
-        _write(context, topic, data, acks, now_ms, append)
+        _write(context, topic, data, acks, now_ms, append, guards)
     except KafkaError as error:
         append.error = error
     return append
@@ -234,9 +274,13 @@ def _write(
     acks: int,
     now_ms: int,
     append: _Append,
+    guards: Guards,
 ) -> None:
     if topic is None and context.version >= BY_ID_VERSION:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+    if topic is not None and topic.is_internal and context.client_id != ADMIN_CLIENT_ID:
+        message = f"Cannot append to internal topic {topic.name}"
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, message)
     partition = context.node.replicas.find(topic, data.index)
     assert topic is not None
     records: Any = data.records
@@ -248,6 +292,8 @@ def _write(
         acks=acks,
         isr_count=len(topic.partitions[data.index].isr),
         now_ms=now_ms,
+        guard=guards.of(partition),
+        verify=guards.verify,
     )
     append.waits = append.appended.end_offset > partition.high_watermark
     context.node.metrics.records_bytes_in += len(buffer)

@@ -8,8 +8,6 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import Any
 
-from chronik.protocol.schema import Message
-
 
 class Pending:
     """Resolved once, waited for by one."""
@@ -18,24 +16,24 @@ class Pending:
 
     def __init__(self) -> None:
         self.is_done = False
-        self._value: Message | None = None
-        self._on_done: Callable[[Message], None] | None = None
+        self._value: Any = None
+        self._on_done: Callable[[Any], None] | None = None
 
-    def resolve(self, value: Message) -> None:
+    def resolve(self, value: Any) -> None:
         assert not self.is_done
         self.is_done = True
         self._value = value
         if self._on_done is not None:
             self._on_done(value)
 
-    def then(self, on_done: Callable[[Message], None]) -> None:
+    def then(self, on_done: Callable[[Any], None]) -> None:
         """Call this with the response, now if it is there."""
-        if self._value is not None:
+        if self.is_done:
             on_done(self._value)
         else:
             self._on_done = on_done
 
     def __await__(self) -> Generator[Any, None, Any]:
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.then(lambda value: None if future.done() else future.set_result(value))
         return future.__await__()

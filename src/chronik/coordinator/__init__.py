@@ -1,0 +1,1 @@
+"""Groups, offsets and transactions: pure machines, and the runtime that drives them."""

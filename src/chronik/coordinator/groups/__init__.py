@@ -1,0 +1,1 @@
+"""The groups of a shard, whatever they speak, and their offsets."""

@@ -1,0 +1,572 @@
+"""Drives the machines of one coordinator's topic: replay, decide, log, answer.
+
+Each partition of the topic that this node leads is a shard: one machine, whose state is the replay
+of that partition. A request is given to the machine of its key's shard at once; what the machine
+wants logged goes through the partition's ordinary append, and its answers leave once everything
+that was appended so far is committed. So a machine needs one state only: it may look at what is
+in flight, because nobody is told of it before it is safe.
+
+Records of one turn of the loop share a batch. Those of a transaction have a batch of their own,
+with the producer's id: they count once its marker says commit.
+
+Invariants
+    A machine's records are in the log in the order of its decisions.
+    Every request is answered once: by its machine, or by COORDINATOR_NOT_AVAILABLE when the
+    shard is lost. A shard whose append failed is lost, and begins anew from its log.
+
+This is the only file of the package that awaits.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from chronik.clock import Clock, SteadyClock
+from chronik.coordinator.effects import Effects, ProducerStamp, Record, Token
+from chronik.coordinator.internal_topics import creation_of
+from chronik.coordinator.pending import Pending
+from chronik.coordinator.sharding import partition_of
+from chronik.metadata.image import Image, Topic, id_bytes
+from chronik.metadata.records import PartitionRecord, TopicRecord, TopicRemovedRecord
+from chronik.metadata.runtime import MetadataRuntime
+from chronik.protocol.batch import TRANSACTIONAL_FLAG, Batch, split
+from chronik.protocol.control import read_marker
+from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
+from chronik.protocol.records import BatchBuilder, iter_records
+from chronik.protocol.schema import Message
+from chronik.replication.partition import Partition
+from chronik.replication.replicas import Replicas
+from chronik.storage.disk import Disk
+
+logger = logging.getLogger(__name__)
+
+LOAD_BYTES: Final = 1024 * 1024  # read at once
+LOAD_SLICE_RECORDS: Final = 500  # replayed in one turn of the loop: about 10 ms
+LOADS_AT_ONCE: Final = 4  # enough to keep the disk busy; more would only hold memory
+BATCH_BYTES_MAX: Final = 512 * 1024  # of coalesced effects; one machine's effects are never split
+
+
+class Machine(Protocol):
+    """The pure side of a shard."""
+
+    image: Image
+
+    def replay(self, record: Record, producer: ProducerStamp | None) -> None:
+        """Apply a record of the log; with a producer, one that waits for its marker."""
+
+    def end_transaction(self, producer: ProducerStamp, committed: bool) -> None:
+        """A marker was appended: what waited for it counts now, or never."""
+
+    def loaded(self, now_ms: int) -> Effects:
+        """The replay is over: arm deadlines."""
+
+    def tick(self, now_ms: int) -> Effects:
+        """A deadline may have come."""
+
+    def on_topics_changed(self, names: frozenset[str], now_ms: int) -> Effects:
+        """These topics were created, deleted or got partitions; `image` is already the new one."""
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When `tick` should be called next."""
+
+
+class RecordFormat(Protocol):
+    """How records become bytes and come back."""
+
+    def encode(self, record: Record) -> tuple[bytes, bytes | None]: ...
+
+    def decode(self, key: bytes, value: bytes | None) -> Record | None:
+        """None: a record of a kind that is not ours, to be left alone."""
+
+
+M = TypeVar("M", bound=Machine)
+T = TypeVar("T")
+Refuse = Callable[[ErrorCode], Any]
+_Replies = list[tuple["_Waiting", Message]]
+
+
+class _Waiting:
+    """The token of one request: where its answer goes, and what it is if the shard is lost."""
+
+    __slots__ = ("refuse", "reply")
+
+    def __init__(self, reply: Pending, refuse: Refuse) -> None:
+        self.reply = reply
+        self.refuse = refuse
+
+
+class _Round:
+    """What goes out once the appends so far are committed."""
+
+    __slots__ = ("actions", "records", "replies", "shard", "size")
+
+    def __init__(self, shard: "Shard[Any]") -> None:
+        self.shard = shard
+        self.records: list[tuple[bytes, bytes | None]] = []
+        self.replies: list[tuple[_Waiting, Any]] = []
+        self.actions: list[Any] = []
+        self.size = 0
+
+    def acknowledged(self, partition: Partition) -> None:
+        for token, response in self.replies:
+            token.reply.resolve(response)
+        for action in self.actions:
+            self.shard.start(action)
+
+    def failed(self, partition: Partition) -> None:
+        for token, _ in self.replies:
+            token.reply.resolve(token.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        self.shard.lose(partition.failure or "the partition is gone")
+
+
+class _State(Enum):
+    LOADING = auto()
+    ACTIVE = auto()
+    LOST = auto()
+
+
+class Shard(Generic[M]):
+    """One partition of the topic and its machine."""
+
+    def __init__(self, runtime: "CoordinatorRuntime[M]", partition: Partition) -> None:
+        self._runtime = runtime
+        self.partition = partition
+        self.machine: M = runtime.new_machine()
+        self.state = _State.LOADING
+        self._waiting: dict[_Waiting, None] = {}
+        self._round: _Round | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+
+    def ask(
+        self, decide: Callable[[M, Token, int], Effects], reply: Pending, refuse: Refuse
+    ) -> None:
+        """Give a request to the machine."""
+        token = _Waiting(reply, refuse)
+        self._waiting[token] = None
+        try:
+            effects = decide(self.machine, token, self._runtime.now_ms())
+        except KafkaError as error:
+            effects = Effects(replies=[(token, refuse(error.code))])
+        self.carry_out(effects)
+
+    def carry_out(self, effects: Effects) -> None:
+        """Log the records, and park the replies until they are committed."""
+        if effects.producer is not None and effects.records:
+            self._flush()  # What was decided before comes before.
+        current = self._round
+        if current is None:
+            current = self._round = _Round(self)
+        for token, response in effects.replies:
+            del self._waiting[token]
+            current.replies.append((token, response))
+        current.actions += effects.actions
+        for record in effects.records:
+            key, value = self._runtime.format.encode(record)
+            current.records.append((key, value))
+            current.size += len(key) + len(value or b"")
+        if effects.producer is not None and effects.records:
+            self._flush(effects.producer)
+        elif not current.records or current.size > BATCH_BYTES_MAX:
+            self._flush()
+        elif not self._runtime.is_flush_due(self):
+            self._runtime.flush_soon(self)
+        self._arm()
+
+    def _flush(self, producer: ProducerStamp | None = None) -> None:
+        """Append the current round; its replies wait for the high watermark."""
+        current, self._round = self._round, None
+        if current is None:
+            return
+        partition = self.partition
+        try:
+            if current.records:
+                now_ms = self._runtime.wall_ms()
+                partition.append_internal(_batch(current.records, producer, now_ms), now_ms)
+        except KafkaError as error:
+            logger.error(
+                "a coordinator cannot write",
+                extra={"partition": str(partition), "error": str(error)},
+            )
+            for token, _ in current.replies:
+                token.reply.resolve(token.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+            self.lose(str(error))
+            return
+        if partition.wait_acknowledged(partition.log.end_offset, current):
+            current.acknowledged(partition)
+
+    def flush(self) -> None:
+        """Append what this turn of the loop has gathered."""
+        if self.state is _State.ACTIVE:
+            self._flush()
+
+    def settled(self) -> Pending:
+        """Resolved once all that the machine has decided so far is committed."""
+        reply = Pending()
+        if self.state is _State.ACTIVE:
+            self.ask(lambda _, token, __: Effects(replies=[(token, None)]), reply, lambda _: None)
+        else:
+            reply.resolve(None)
+        return reply
+
+    def start(self, action: Any) -> None:
+        """Begin work that the machine asked for, if it still is the machine."""
+        if self.state is _State.ACTIVE:
+            self._runtime.on_action(action)
+
+    # Deadlines.
+
+    def _arm(self) -> None:
+        """See to it that the machine is ticked at its next deadline, or before."""
+        deadline_ms = self.machine.next_deadline_ms
+        if deadline_ms is None or self.state is not _State.ACTIVE:
+            return
+        if self._timer is not None:
+            if self._timer_ms <= deadline_ms:
+                return  # It comes early, finds nothing due and is set again.
+            self._timer.cancel()
+        self._timer_ms = deadline_ms
+        delay_s = max(deadline_ms - self._runtime.now_ms(), 0) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self.state is _State.ACTIVE:
+            self.carry_out(self.machine.tick(self._runtime.now_ms()))
+
+    # Begin and end.
+
+    def activate(self, machine: M) -> None:
+        """The replay is done: requests are taken from now on."""
+        self.machine = machine
+        self.state = _State.ACTIVE
+        self.carry_out(machine.loaded(self._runtime.now_ms()))
+
+    def lose(self, reason: str) -> None:
+        """Forget the machine: its state is no longer that of the log."""
+        if self.state is _State.LOST:
+            return
+        self.state = _State.LOST
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting, self._waiting = self._waiting, {}
+        for token in waiting:
+            token.reply.resolve(token.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        self._runtime.lost(self, reason)
+
+
+class CoordinatorRuntime(Generic[M]):
+    """The shards of one coordinator's topic that are on this node."""
+
+    def __init__(
+        self,
+        *,
+        topic_name: str,
+        new_machine: Callable[[], M],
+        record_format: RecordFormat,
+        metadata: MetadataRuntime,
+        replicas: Replicas,
+        disk: Disk,
+        clock: Clock,
+        on_action: Callable[[Any], None],
+    ) -> None:
+        self.topic_name = topic_name
+        self.format = record_format
+        self.on_action = on_action
+        self._new_machine = new_machine
+        self._metadata = metadata
+        self._replicas = replicas
+        self._disk = disk
+        self._clock = clock
+        self._steady = SteadyClock(clock)
+        self._shards: dict[int, Shard[M]] = {}
+        self._loads: set[asyncio.Task[None]] = set()
+        self._load_slots = asyncio.Semaphore(LOADS_AT_ONCE)
+        self._to_flush: dict[Shard[M], None] = {}
+        self._changed_topics: set[str] = set()
+        self._creation: asyncio.Future[Any] | None = None
+        self._is_closed = False
+
+    def now_ms(self) -> int:
+        return self._steady.now_ms()
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
+
+    def new_machine(self) -> M:
+        machine = self._new_machine()
+        machine.image = self._metadata.image
+        return machine
+
+    # The topic.
+
+    @property
+    def topic(self) -> Topic | None:
+        return self._metadata.image.topics.get(self.topic_name)
+
+    async def ensure_topic(self) -> Topic:
+        """The coordinator's topic, created if this is its first use."""
+        topic = self.topic
+        if topic is not None:
+            return topic
+        if self._creation is None or self._creation.done():
+            config = self._metadata.broker_config(self._metadata.image)
+            self._creation = self._metadata.submit(creation_of(self.topic_name, config))
+        try:
+            await asyncio.shield(self._creation)
+        except KafkaError as error:
+            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+        topic = self.topic
+        if topic is None:
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return topic
+
+    def partition_of(self, key: str, topic: Topic) -> int:
+        """The partition that has a key."""
+        return partition_of(key, len(topic.partitions))
+
+    # Requests.
+
+    def ask(self, key: str, decide: Callable[[M, Token, int], Effects], refuse: Refuse) -> Pending:
+        """Give a request to its key's machine; the answer comes once it is committed."""
+        reply = Pending()
+        try:
+            shard = self._shard_of(key)
+        except KafkaError as error:
+            reply.resolve(refuse(error.code))
+            return reply
+        shard.ask(decide, reply, refuse)
+        return reply
+
+    def _shard_of(self, key: str) -> Shard[M]:
+        topic = self.topic
+        if topic is None or self._is_closed:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR)
+        index = partition_of(key, len(topic.partitions))
+        shard = self._shards.get(index) or self._open(topic, index)
+        if shard.state is _State.LOADING:
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        if shard.state is _State.LOST:
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return shard
+
+    def tell(self, key: str, decide: Callable[[M, int], Effects]) -> None:
+        """Give a machine news that nobody waits for an answer to."""
+        try:
+            shard = self._shard_of(key)
+        except KafkaError:
+            return  # A shard that loads finds out by itself.
+        shard.carry_out(decide(shard.machine, self.now_ms()))
+
+    async def survey(self, read: Callable[[M], T]) -> tuple[list[T], bool]:
+        """What each machine says, once it is committed, and whether some are still loading."""
+        shards = [shard for shard in self._shards.values() if shard.state is _State.ACTIVE]
+        found = [read(shard.machine) for shard in shards]
+        for shard in shards:
+            await shard.settled()
+        is_loading = any(shard.state is _State.LOADING for shard in self._shards.values())
+        return found, is_loading
+
+    def end_transaction(self, index: int, producer: ProducerStamp, committed: bool) -> None:
+        """A marker was appended to a partition of the topic."""
+        shard = self._shards.get(index)
+        if shard is not None and shard.state is _State.ACTIVE:
+            shard.machine.end_transaction(producer, committed)
+
+    # Gathering the records of a turn.
+
+    def is_flush_due(self, shard: Shard[M]) -> bool:
+        return shard in self._to_flush
+
+    def flush_soon(self, shard: Shard[M]) -> None:
+        """Append what the shard has gathered at the end of this turn of the loop."""
+        if not self._to_flush:
+            asyncio.get_running_loop().call_soon(self._flush_all)
+        self._to_flush[shard] = None
+
+    def _flush_all(self) -> None:
+        shards, self._to_flush = self._to_flush, {}
+        for shard in shards:
+            shard.flush()
+
+    # Loading.
+
+    def start(self) -> None:
+        """Load every shard that has a log."""
+        topic = self.topic
+        for index in range(len(topic.partitions) if topic is not None else 0):
+            assert topic is not None
+            if not self._replicas.find(topic, index).is_loaded:
+                self._open(topic, index)
+
+    def _open(self, topic: Topic, index: int) -> Shard[M]:
+        partition = self._replicas.find(topic, index)
+        shard = self._shards[index] = Shard(self, partition)
+        if partition.is_loaded and not partition.log.end_offset:
+            shard.activate(shard.machine)  # Nothing was ever written.
+        else:
+            task = asyncio.get_running_loop().create_task(
+                self._load(shard), name=f"load-{partition}"
+            )
+            self._loads.add(task)
+            task.add_done_callback(self._loads.discard)
+        return shard
+
+    async def _load(self, shard: Shard[M]) -> None:
+        partition = shard.partition
+        try:
+            async with self._load_slots:
+                await self._replicas.load(partition)
+                machine = self.new_machine()
+                record_count = await self._replay(partition, machine)
+        except (KafkaError, ProtocolError) as error:
+            reason = str(error)
+            extra = {"partition": str(partition), "error": reason}
+            logger.error("a coordinator cannot load", extra=extra)
+            shard.lose(reason)
+            return
+        machine.image = self._metadata.image
+        shard.activate(machine)
+        extra = {"partition": str(partition), "record_count": str(record_count)}
+        logger.info("coordinator loaded", extra=extra)
+
+    async def _replay(self, partition: Partition, machine: M) -> int:
+        """Apply the whole log, in slices."""
+        offset = partition.log.log_start_offset
+        record_count = in_slice = 0
+        while offset < partition.log.end_offset:
+            at = offset
+            data = await self._disk.run(lambda: partition.read(at, LOAD_BYTES, nowait=False))  # noqa: B023
+            assert data is not None
+            for batch in split(data):
+                in_slice += self._replay_batch(machine, batch)
+                offset = batch.header.next_offset
+                if in_slice >= LOAD_SLICE_RECORDS:
+                    record_count += in_slice
+                    in_slice = 0
+                    await asyncio.sleep(0)
+            if not len(data):
+                await _committed(partition)  # Appended and not yet durable, when a shard was lost.
+        return record_count + in_slice
+
+    def _replay_batch(self, machine: M, batch: Batch) -> int:
+        header = batch.header
+        producer = None
+        if header.is_transactional:
+            producer = ProducerStamp(header.producer_id, header.producer_epoch)
+        if header.is_control:
+            marker = read_marker(batch.data)
+            if producer is not None and marker is not None:
+                machine.end_transaction(producer, marker.commit)
+            return 1
+        for stored in iter_records(batch.data):
+            if stored.key is not None:
+                record = self.format.decode(stored.key, stored.value)
+                if record is not None:
+                    machine.replay(record, producer)
+        return header.record_count
+
+    def lost(self, shard: Shard[M], reason: str) -> None:
+        """A shard lost its machine: begin anew from the log, if that can still be read."""
+        index, partition = shard.partition.index, shard.partition
+        if self._is_closed or self._shards.get(index) is not shard:
+            return
+        if partition.is_deleted:
+            del self._shards[index]
+        elif partition.failure is None:
+            topic = self.topic
+            if topic is not None:
+                self._open(topic, index)
+
+    # Metadata.
+
+    def on_image(self, old: Image, new: Image, records: Sequence[Any]) -> None:
+        """Tell the machines which topics have come, gone or grown, once a turn of the loop."""
+        names = set(_changed_topics(old, new, records))
+        if self.topic_name in names:
+            self._drop_deleted()
+        if names and not self._changed_topics:
+            asyncio.get_running_loop().call_soon(self._topics_changed)
+        self._changed_topics |= names
+
+    def _drop_deleted(self) -> None:
+        for index, shard in tuple(self._shards.items()):
+            if shard.partition.is_deleted:
+                del self._shards[index]
+                shard.lose("the topic was deleted")
+
+    def _topics_changed(self) -> None:
+        names, self._changed_topics = frozenset(self._changed_topics), set()
+        for shard in tuple(self._shards.values()):
+            shard.machine.image = self._metadata.image
+            if shard.state is _State.ACTIVE:
+                shard.carry_out(shard.machine.on_topics_changed(names, self.now_ms()))
+
+    async def close(self) -> None:
+        """Answer whoever waits, and stop."""
+        self._is_closed = True
+        for shard in tuple(self._shards.values()):
+            shard.flush()
+            shard.lose("the node stops")
+        for task in tuple(self._loads):
+            task.cancel()
+        await asyncio.gather(*self._loads, return_exceptions=True)
+
+
+def _batch(
+    records: list[tuple[bytes, bytes | None]], producer: ProducerStamp | None, now_ms: int
+) -> bytes:
+    builder = BatchBuilder()
+    for key, value in records:
+        builder.append(now_ms, key, value)
+    if producer is None:
+        return builder.build()
+    return builder.build(
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        base_sequence=0,
+        flags=TRANSACTIONAL_FLAG,
+    )
+
+
+async def _committed(partition: Partition) -> None:
+    """Wait until what is in the log is committed, or raise if it never will be."""
+    waiter = _Committed()
+    if not partition.wait_acknowledged(partition.log.end_offset, waiter):
+        await waiter.reply
+    if partition.failure is not None or partition.is_deleted:
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, partition.failure)
+
+
+class _Committed:
+    def __init__(self) -> None:
+        self.reply = Pending()
+
+    def acknowledged(self, partition: Partition) -> None:
+        self.reply.resolve(None)
+
+    failed = acknowledged
+
+
+def _changed_topics(old: Image, new: Image, records: Iterable[Any]) -> Iterable[str]:
+    for record in records:
+        match record:
+            case TopicRecord():
+                yield record.name
+            case TopicRemovedRecord():
+                topic = old.topic_by_id(id_bytes(record.topic_id))
+                if topic is not None:
+                    yield topic.name
+            case PartitionRecord():
+                # New leaders and in-sync sets are no news here, new partitions are.
+                topic = new.topic_by_id(id_bytes(record.topic_id))
+                before = old.topic_by_id(id_bytes(record.topic_id))
+                count = 0 if before is None else len(before.partitions)
+                if topic is not None and len(topic.partitions) != count:
+                    yield topic.name
+            case _:
+                pass

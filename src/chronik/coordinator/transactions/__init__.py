@@ -1,0 +1,1 @@
+"""Transactional ids, and the markers that end their transactions."""

@@ -1,0 +1,72 @@
+"""FindCoordinator: which node has a group or a transactional id.
+
+Versions: 0-6 (0 knows groups only, 4 and later take many keys).
+
+Behaviour: the leader of the key's partition of `__consumer_offsets` or `__transaction_state`
+coordinates it. The first request creates that topic. A key type that we do not know is
+INVALID_REQUEST; a partition without a leader is COORDINATOR_NOT_AVAILABLE.
+"""
+
+from typing import Any
+
+from chronik.coordinator.runtime import CoordinatorRuntime
+from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.protocol.messages.groups import (
+    Coordinator,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from chronik.server.context import Context
+
+GROUP, TRANSACTION = 0, 1
+BATCH_VERSION = 4
+
+
+async def find_coordinator(
+    context: Context, request: FindCoordinatorRequest
+) -> FindCoordinatorResponse:
+    keys = request.coordinator_keys if context.version >= BATCH_VERSION else (request.key,)
+    found = [await _find(context, request.key_type, key) for key in keys]
+    if context.version >= BATCH_VERSION:
+        return FindCoordinatorResponse(coordinators=found)
+    first = found[0]
+    return FindCoordinatorResponse(
+        error_code=first.error_code,
+        error_message=first.error_message,
+        node_id=first.node_id,
+        host=first.host,
+        port=first.port,
+    )
+
+
+async def _find(context: Context, key_type: int, key: str) -> Coordinator:
+    try:
+        topic = await _coordinator(context, key_type).ensure_topic()
+        index = _coordinator(context, key_type).partition_of(key, topic)
+        broker = context.image.brokers.get(topic.partitions[index].leader)
+        if broker is None or broker.status != "online":
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    except KafkaError as error:
+        return Coordinator(
+            key=key,
+            node_id=-1,
+            host="",
+            port=-1,
+            error_code=error.code,
+            error_message=error.message,
+        )
+    return Coordinator(
+        key=key,
+        node_id=broker.node_id,
+        host=broker.host,
+        port=broker.port,
+        error_code=ErrorCode.NONE,
+    )
+
+
+def _coordinator(context: Context, key_type: int) -> CoordinatorRuntime[Any]:
+    if key_type == GROUP:
+        return context.node.groups
+    if key_type == TRANSACTION:
+        return context.node.transactions
+    raise KafkaError(ErrorCode.INVALID_REQUEST, f"There is no coordinator of type {key_type}.")
