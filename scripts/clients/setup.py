@@ -94,6 +94,14 @@ ENVIRONMENTS: dict[str, Recipe] = {
             SLF4J_NOP,
         ),
     ),
+    "kafka-applications": JavaRecipe(
+        artifacts=(
+            f"org.apache.kafka:kafka-streams:{KAFKA_4}",
+            f"org.apache.kafka:connect-runtime:{KAFKA_4}",
+            f"org.apache.kafka:connect-file:{KAFKA_4}",
+            SLF4J_NOP,
+        ),
+    ),
     "kcat": ProgramRecipe(names=("kcat", "kafkacat"), package="kcat"),
     "jdk": ProgramRecipe(names=("javac",), package="default-jdk-headless"),
     "maven": ProgramRecipe(names=("mvn",), package="maven"),
@@ -118,18 +126,18 @@ def prepare(name: str) -> Path:
     return _python_of(home) if isinstance(recipe, PythonRecipe) else home / "jars"
 
 
-def compile_java(name: str, source: Path) -> str:
-    """The class path of `source`, compiled once against that environment's jars."""
+def compile_java(name: str, *sources: Path) -> str:
+    """The class path of `sources`, compiled once against that environment's jars."""
     jars = prepare(name)
     _check_jdk()
     classes = CACHE / name / "classes"
-    wanted = source.read_text()
-    compiled = classes / source.name
+    wanted = "".join(source.read_text() for source in sources)
+    compiled = classes / "sources"
     with _locked(name):
         if not (compiled.exists() and compiled.read_text() == wanted):
             shutil.rmtree(classes, ignore_errors=True)
             classes.mkdir()
-            _run(["javac", "-cp", f"{jars}/*", "-d", str(classes), str(source)])
+            _run(["javac", "-cp", f"{jars}/*", "-d", str(classes), *map(str, sources)])
             compiled.write_text(wanted)
     return f"{classes}:{jars}/*"
 

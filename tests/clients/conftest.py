@@ -6,21 +6,25 @@ Environments that this machine cannot have skip their cells with the reason, or 
 is set, so that a green build has really run every cell.
 
 `CHRONIK_TEST_BOOTSTRAP` and `CHRONIK_TEST_STRICT_BOOTSTRAP` (a broker without auto-creation) point
-the suite at other brokers: at an Apache Kafka (3.9, the last that serves 0.10 clients) they show
-that the expectations are Kafka's, except that it may answer a change before it shows it.
+the suite at other brokers: at an Apache Kafka (3.9, the last that serves 0.10 clients; 4.x for the
+cells of `group.protocol=consumer`) with `BROKER_SETTINGS` they show that the expectations are
+Kafka's, except that it may answer a change before it shows it.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import importlib.util
 import itertools
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,18 @@ DRIVERS = HERE / "drivers"
 SETUP_PATH = HERE.parents[1] / "scripts" / "clients" / "setup.py"
 # Above the drivers' own limit of 20 s, so that a slow cell tells what it waited for.
 ANSWER_SECONDS_MAX = 60.0
+# A rebalance waits for every member, and a session for its timeout: far below this.
+GROUP_SECONDS_MAX = 20.0
+# Kafka's defaults are made for production: they wait seconds before a group does anything.
+BROKER_SETTINGS = {
+    "group.initial.rebalance.delay.ms": 0,
+    "group.min.session.timeout.ms": 500,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.consumer.heartbeat.interval.ms": 200,
+    "group.consumer.min.session.timeout.ms": 500,
+    "group.consumer.session.timeout.ms": 1500,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
+}
 # A driver is small and short-lived: little heap, no background compiler taking a test's core.
 JAVA_FLAGS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
@@ -62,7 +78,13 @@ class ClientDriver:
         variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         with open(log_path, "wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=variables
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=variables,
+                # A signal to the group reaches the programs that a driver runs, too.
+                process_group=0,
             )
 
     def call(self, op: str, **args: Any) -> Any:
@@ -87,11 +109,16 @@ class ClientDriver:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def signal(self, number: signal.Signals) -> None:
+        """Kill, stop or continue the driver and all that it has started."""
+        os.killpg(self._process.pid, number)
+
     def close(self) -> None:
         """End the process; a driver ends by itself when its commands do."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -116,6 +143,10 @@ class Client:
         """The same client, talking to another broker."""
         return Client(self.name, self._driver, bootstrap)
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the client's process."""
+        self._driver.signal(number)
+
     def produce(self, topic: str, records: list[dict[str, Any]], **options: Any) -> list[int]:
         """The records' offsets."""
         return self._call("produce", topic=topic, records=list(map(_sent, records)), **options)
@@ -130,6 +161,10 @@ class Client:
         told = self._call("follow", topic=topic, records=list(map(_sent, records)))
         return list(map(_received, told))
 
+    def txn_produce(self, producer: str, records: list[dict[str, Any]], **options: Any) -> None:
+        """Write in the open transaction, up to the broker's answer."""
+        self._call("txn_produce", producer=producer, records=list(map(_sent, records)), **options)
+
     def refusal(self, op: str, *args: Any, **named: Any) -> ClientError:
         """The error of a command that must not succeed."""
         with pytest.raises(ClientError) as caught:
@@ -141,6 +176,62 @@ class Client:
 
     def _call(self, op: str, **args: Any) -> Any:
         return self._driver.call(op, bootstrap=self._bootstrap, **args)
+
+
+class Member:
+    """A consumer of a group in a client's process: what it has, and a wait until it has it."""
+
+    def __init__(self, client: Client, name: str, settings: dict[str, Any]) -> None:
+        self.client = client
+        self.name = name
+        self.closed = False
+        client.member_open(member=name, **settings)
+
+    def _state(self) -> Any:
+        return self.client.member_state(member=self.name)
+
+    @property
+    def assigned(self) -> set[tuple[str, int]]:
+        return {(topic, partition) for topic, partition in self._state()["assigned"]}
+
+    @property
+    def records(self) -> list[tuple[str, int, int, bytes | None]]:
+        """(topic, partition, offset, value) in the order of arrival."""
+        return [(t, p, offset, _bytes(value)) for t, p, offset, value in self._state()["records"]]
+
+    @property
+    def values(self) -> list[bytes | None]:
+        return [record[3] for record in self.records]
+
+    @property
+    def errors(self) -> list[dict[str, Any]]:
+        return list(self._state()["errors"])
+
+    @property
+    def rebalances(self) -> int:
+        return int(self._state()["rebalances"])
+
+    def call(self, op: str, **args: Any) -> Any:
+        """A command of the drivers about this member."""
+        return self.client._call(f"member_{op}", member=self.name, **args)
+
+    def refusal(self, op: str, **args: Any) -> ClientError:
+        with pytest.raises(ClientError) as caught:
+            self.call(op, **args)
+        return caught.value
+
+    def close(self) -> None:
+        self.closed = True
+        self.call("close")
+
+
+def eventually(condition: Callable[[], Any], what: Callable[[], Any] = lambda: "") -> None:
+    """Wait until the condition holds; `what` tells how it stood when the time was over."""
+    until = time.monotonic() + GROUP_SECONDS_MAX
+    while not condition():
+        if time.monotonic() > until:
+            pytest.fail(f"not within {GROUP_SECONDS_MAX} s: {what()}")
+        time.sleep(0.02)
 
 
 def _text(data: bytes | None) -> str | None:
@@ -171,7 +262,8 @@ def python_driver(environment: str, program: str, *arguments: str) -> list[str]:
 
 
 def java_driver(environment: str) -> list[str]:
-    class_path = environments.compile_java(environment, DRIVERS / "Driver.java")
+    sources = [DRIVERS / name for name in ("Driver.java", "Groups.java", "Members.java")]
+    class_path = environments.compile_java(environment, *sources)
     return ["java", *JAVA_FLAGS, "-cp", class_path, "Driver"]
 
 
@@ -245,12 +337,12 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bootstrap(data_dir: Path) -> Iterator[str]:
-    """A broker with Kafka's defaults, on disk."""
+    """A broker with Kafka's defaults, except for the timing of groups, on disk."""
     given = os.environ.get("CHRONIK_TEST_BOOTSTRAP")
     if given:
         yield given
         return
-    with Broker(data_dir=str(data_dir)) as broker:
+    with Broker(BROKER_SETTINGS, data_dir=str(data_dir)) as broker:
         yield broker.bootstrap
 
 
@@ -275,6 +367,44 @@ def bound(driver: Callable[[str], ClientDriver], bootstrap: str) -> Callable[[st
 def client(request: pytest.FixtureRequest, bound: Callable[[str], Client]) -> Client:
     """The client of this cell."""
     return bound(request.param)
+
+
+@pytest.fixture(scope="session")
+def spare(
+    bootstrap: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Client]]:
+    """A second process of a client by name, for the cell to kill or to stop."""
+    logs = tmp_path_factory.mktemp("spares")
+    running: dict[str, ClientDriver] = {}
+
+    def get(name: str) -> Client:
+        if name in running and not running[name].alive:
+            running.pop(name).close()
+        if name not in running:
+            command = COMMANDS[name]()  # The cell's first process has found it available.
+            running[name] = ClientDriver(command, logs / f"{name}.log")
+        return Client(name, running[name], bootstrap)
+
+    yield get
+    for started in running.values():
+        started.close()
+
+
+@pytest.fixture
+def join(topic: str) -> Iterator[Callable[..., Member]]:
+    """Opens members, of a group of the cell's own unless told, and closes them after it."""
+    opened: list[Member] = []
+
+    def open_member(client: Client, **settings: Any) -> Member:
+        member = Member(client, f"{topic}-{len(opened)}", {"group": f"group-{topic}"} | settings)
+        opened.append(member)
+        return member
+
+    yield open_member
+    for member in opened:
+        if not member.closed and member.client._driver.alive:
+            with contextlib.suppress(ClientError):
+                member.close()
 
 
 @pytest.fixture

@@ -6,11 +6,15 @@ script. The tests read what a person would read: the tools' standard output and 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 
 import pytest
+from clients.abilities import now_ms
+from clients.conftest import eventually
 
+from chronik.protocol.records import Record, build_batch
 from chronik.testing import Broker
 
 MAIN = {
@@ -24,6 +28,9 @@ MAIN = {
     "kafka-delete-records": "org.apache.kafka.tools.DeleteRecordsCommand",
     "kafka-broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
     "kafka-cluster": "org.apache.kafka.tools.ClusterTool",
+    "kafka-consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "kafka-consumer-perf-test": "org.apache.kafka.tools.ConsumerPerformance",
+    "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
     "kafka-dump-log": "org.apache.kafka.tools.DumpLogSegments",
 }
 # A tool lives for about a second: a small heap and the quick compiler suit it.
@@ -122,6 +129,139 @@ def test_console_producer_and_consumer(tools, topic):
     assert told.splitlines() == ["Offset:0\ta\t1", "Offset:1\tb\t2", "Offset:2\ta\t3"]
     told = tools.ask("kafka-console-consumer", *where, "--offset", "2", "--max-messages", "1")
     assert told.splitlines() == ["3"]
+
+
+def test_console_consumer_with_and_without_a_group(tools, reference, topic):
+    reference.create_topic(topic=topic, partitions=2)
+    for partition in range(2):
+        reference.produce(topic, [{"value": b"v%d" % partition}] * 3, partition=partition)
+    read = ("kafka-console-consumer", "--topic", topic, "--from-beginning", "--max-messages", "6")
+    assert sorted(tools.ask(*read).split()) == ["v0"] * 3 + ["v1"] * 3
+    group = ("--group", f"console-{topic}")
+    assert sorted(tools.ask(*read, *group).split()) == ["v0"] * 3 + ["v1"] * 3
+    reference.produce(topic, [{"value": b"later"}], partition=1)
+    # The group goes on where it was, whatever it is told about a beginning.
+    one = ("kafka-console-consumer", "--topic", topic, "--from-beginning", "--max-messages", "1")
+    assert tools.ask(*one, *group).split() == ["later"]
+    committed = reference.group_offsets(group=f"console-{topic}")
+    assert [told[:3] for told in committed] == [[topic, 0, 3], [topic, 1, 4]]
+
+
+def test_consumer_perf(tools, reference, topic):
+    reference.create_topic(topic=topic)
+    reference.produce(topic, [{"value": bytes(100)}] * 5000)
+    # `--messages` is the option of every release; 4.x only calls it deprecated.
+    told = tools.ask(
+        "kafka-consumer-perf-test", "--topic", topic, "--messages", "5000", "--group", f"g-{topic}"
+    )
+    heading, figures = (line.split(", ") for line in told.splitlines() if ", " in line)
+    assert figures[heading.index("data.consumed.in.nMsg")] == "5000"
+
+
+# How the first line of a table begins, among other words of the tools.
+HEADINGS = ("GROUP", "TransactionalId", "Topic ", "Topic\t")
+
+
+def table(told: str) -> list[dict[str, str]]:
+    """The rows of a tool's table, by its headings; headings of two words are one here."""
+    lines = [line for line in told.splitlines() if line.strip()]
+    first = next(i for i, line in enumerate(lines) if line.startswith(HEADINGS))
+    headings = lines[first].replace("COORDINATOR (ID)", "COORDINATOR ID").split()
+    return [dict(zip(headings, line.split(), strict=False)) for line in lines[first + 1 :]]
+
+
+def test_consumer_groups(tools, reference, topic, join):
+    group = f"group-{topic}"
+    reference.create_topic(topic=topic, partitions=2)
+    reference.produce(topic, [{"value": b"v"}] * 10)
+    member = join(reference, topics=[topic])
+    eventually(lambda: len(member.assigned) == 2)
+    member.call("commit", offsets=[[topic, 0, 4, ""], [topic, 1, 0, ""]])
+
+    ask = ("kafka-consumer-groups", "--group", group)
+    assert group in tools.ask("kafka-consumer-groups", "--list").split()
+    rows = {row["PARTITION"]: row for row in table(tools.ask(*ask, "--describe"))}
+    assert (rows["0"]["CURRENT-OFFSET"], rows["0"]["LOG-END-OFFSET"]) == ("4", "10")
+    assert (rows["0"]["LAG"], rows["1"]["LAG"]) == ("6", "0")
+    (told,) = table(tools.ask(*ask, "--describe", "--members"))
+    assert told["#PARTITIONS"] == "2"
+    told = tools.ask(*ask, "--describe", "--state")
+    assert "Stable" in told
+    reset = ("--reset-offsets", "--to-earliest", "--topic", topic, "--execute")
+    assert "Stable" in tools.ask(*ask, *reset), "no reset while the group has members"
+
+    member.close()
+    assert {row["NEW-OFFSET"] for row in table(tools.ask(*ask, *reset))} == {"0"}
+    assert [told[2] for told in reference.group_offsets(group=group)] == [0, 0]
+    told = tools.ask(*ask, "--delete-offsets", "--topic", f"{topic}:1")
+    assert "Successful" in told
+    assert [told[:3] for told in reference.group_offsets(group=group)] == [[topic, 0, 0]]
+    assert "was successful" in tools.ask(*ask, "--delete")
+    assert group not in tools.ask("kafka-consumer-groups", "--list").split()
+
+
+def test_transactions(tools, bound, reference, topic):
+    name = f"id-{topic}"
+    reference.create_topic(topic=topic)
+    writer = bound("java-4")
+    writer.txn_open(producer=name, transactional_id=name)
+    writer.txn_begin(producer=name)
+    writer.txn_produce(name, [{"value": b"open"}], topic=topic)
+
+    ask = ("kafka-transactions", "--bootstrap-server", tools.bootstrap)
+    rows = {row["TransactionalId"]: row for row in table(tools.run(*ask, "list"))}
+    assert rows[name]["TransactionState"] == "Ongoing"
+    told = tools.run(*ask, "describe", "--transactional-id", name)
+    assert "Ongoing" in told
+    assert f"{topic}-0" in told
+    where = ("--topic", topic, "--partition", "0")
+    producers = tools.run(*ask, "describe-producers", *where)
+    assert rows[name]["ProducerId"] in producers.split()
+    # It is open, but its coordinator knows it: nothing hangs.
+    hanging = ("find-hanging", "--broker-id", "1", "--max-transaction-timeout", "0")
+    assert topic not in tools.run(*ask, *hanging)
+
+    tools.run(*ask, "abort", *where, "--start-offset", "0")
+    reference.produce(topic, [{"value": b"end"}])
+    assert [told["value"] for told in reference.consume(topic, "earliest", 1)] == [b"end"]
+
+
+def leave_open(broker: Broker, topic: str, written_ms: int) -> None:
+    """Write a record of a transaction into the partition itself, behind the coordinator's back."""
+    node, loop = broker.node, broker._loop
+    assert node is not None
+    assert loop is not None
+    batch = build_batch(
+        [Record(0, written_ms, b"k", b"hanging")],
+        producer_id=9,
+        producer_epoch=0,
+        base_sequence=0,
+        transactional=True,
+    )
+
+    async def append() -> None:
+        partition = node.replicas.find(node.metadata.image.topics[topic], 0)
+        assert partition is not None
+        partition.append(batch, version=11, acks=1, isr_count=1, now_ms=written_ms, verify=False)
+
+    asyncio.run_coroutine_threadsafe(append(), loop).result(10)
+
+
+def test_hanging_transactions(tools_class_path, reference, topic):
+    """An open transaction that no coordinator knows, as old bugs have left them, is aborted."""
+    with Broker() as broker:
+        here = reference.at(broker.bootstrap)
+        here.create_topic(topic=topic)
+        leave_open(broker, topic, now_ms() - 3_600_000)
+        here.produce(topic, [{"value": b"after"}])
+
+        tools = Tools(tools_class_path, broker.bootstrap)
+        ask = ("kafka-transactions", "--bootstrap-server", broker.bootstrap)
+        (found,) = table(tools.run(*ask, "find-hanging", "--broker-id", "1"))
+        assert (found["Topic"], found["ProducerId"], found["StartOffset"]) == (topic, "9", "0")
+        where = ("--topic", topic, "--partition", "0", "--start-offset", "0")
+        tools.run(*ask, "abort", *where)
+        assert [told["value"] for told in here.consume(topic, "earliest", 1)] == [b"after"]
 
 
 def test_producer_perf(tools, reference, topic):

@@ -1,18 +1,22 @@
 """The client matrix: the same produce, consume, admin and error cases with every client.
 
 Each test is a case, each parameter a client: a cell is `test_case[client]`. What a client has no
-API for is written in `CLIENTS`, and that cell is not generated; nothing here is skipped for what
-the broker cannot do. Consumers assign themselves: groups and transactions are not used.
+API for is written in `abilities`, and that cell is not generated; nothing here is skipped for what
+the broker cannot do. Consumers assign themselves: groups and transactions have files of their own.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
+from clients.abilities import CLIENTS, CODECS, clients, now_ms, numbered, values
+
+from chronik.protocol import apis
+from chronik.protocol.batch import read_header
+from chronik.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 
 OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -26,62 +30,10 @@ INVALID_CONFIG = 40
 INVALID_RECORD = 87
 
 HOUR_MS = 3_600_000
-CODECS = frozenset({"none", "gzip", "snappy", "lz4", "zstd"})
-# librdkafka writes lz4 only to a broker that serves FindCoordinator, which comes with groups.
-LIBRDKAFKA_CODECS = CODECS - {"lz4"}
-# What came after 0.10.0, and with the admin client.
-MODERN = frozenset({"headers", "timestamps", "by_timestamp", "zstd", "big_fetch"})
-ADMIN = frozenset({"admin", "partitions", "configs", "cluster"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
-    """What a client has an API for, and the codecs that it writes."""
-
-    can: frozenset[str]
-    codecs: frozenset[str] = CODECS
-
-
-# Message format 1: no headers, no zstd. ListOffsets 0 knows no exact time; there is no admin API.
-AT_0_10 = Abilities(can=frozenset({"timestamps"}), codecs=CODECS - {"zstd"})
-EVERYTHING = MODERN | ADMIN | {"idempotence", "delete_records"}
-CLIENTS = {
-    "confluent-kafka": Abilities(can=EVERYTHING, codecs=LIBRDKAFKA_CODECS),
-    # No idempotent producer and no DeleteRecords before 2.1.
-    "kafka-python-2.0.2": Abilities(can=MODERN | ADMIN),
-    "kafka-python-3": Abilities(can=EVERYTHING),
-    # `api_version=(0, 10, 0)`, of which both releases have an idea of their own.
-    "kafka-python-2.0.2-at-0.10": AT_0_10,
-    "kafka-python-3-at-0.10": AT_0_10,
-    "aiokafka": Abilities(can=EVERYTHING),
-    # Its timestamps are its own clock's; it has no admin commands.
-    "kcat": Abilities(can=MODERN - {"timestamps"} | {"idempotence"}, codecs=LIBRDKAFKA_CODECS),
-    "java-3.9": Abilities(can=EVERYTHING),
-    "java-4": Abilities(can=EVERYTHING),
-}
 
 
 # A topic of zstd is refused to a Fetch below version 10, whatever its batches are.
 FETCH_BELOW_10 = {"kafka-python-2.0.2", "kafka-python-2.0.2-at-0.10", "kafka-python-3-at-0.10"}
-
-
-def clients(*needs: str) -> Any:
-    """Cells for the clients that can do all of `needs`."""
-    able = [name for name, abilities in CLIENTS.items() if abilities.can.issuperset(needs)]
-    return pytest.mark.parametrize("client", able, indirect=True)
-
-
-def values(records: list[dict[str, Any]]) -> list[bytes | None]:
-    return [record["value"] for record in records]
-
-
-def numbered(count: int, prefix: str = "value") -> list[dict[str, Any]]:
-    """Records whose content says their place, so that order and loss show."""
-    return [{"key": b"key-%d" % i, "value": f"{prefix}-{i}".encode()} for i in range(count)]
-
-
-def now_ms() -> int:
-    return int(time.time() * 1000)
 
 
 # Metadata.
@@ -133,6 +85,24 @@ def test_round_trip_with_codec(client, reference, topic, codec):
     assert [(r["offset"], r["key"], r["value"]) for r in told] == [
         (i, records[i % 50]["key"], records[i % 50]["value"]) for i in range(100)
     ]
+
+
+@pytest.mark.parametrize(
+    ("client", "codec"),
+    [(name, codec) for name in CLIENTS for codec in sorted(CLIENTS[name].codecs)],
+    indirect=["client"],
+)
+def test_the_codec_is_really_used(client, reference, topic, bootstrap, connect, codec):
+    """librdkafka sends what it may not compress as it is, and says nothing."""
+    reference.create_topic(topic=topic)
+    client.produce(topic, [{"value": b"abc" * 1000}] * 10, codec=codec)
+    asked = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=100_000)
+    request = FetchRequest(
+        max_wait_ms=0, min_bytes=1, topics=[FetchTopic(topic=topic, partitions=[asked])]
+    )
+    answer = connect(SimpleNamespace(bootstrap=bootstrap)).ask(apis.FETCH, 10, request)
+    header = read_header(answer.responses[0].partitions[0].records)
+    assert header.codec == ["none", "gzip", "snappy", "lz4", "zstd"].index(codec)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,11 @@ class Producer:
         self.coordinator_epoch = NO_COORDINATOR_EPOCH
 
     @property
+    def last_timestamp(self) -> int:
+        """Of its last batch, by which Kafka's tools tell how long a transaction has been idle."""
+        return self.batches[-1].timestamp if self.batches else self.last_seen_ms
+
+    @property
     def last_sequence(self) -> int:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 

@@ -83,7 +83,7 @@ class Producers:
                 producer_id,
                 producer.epoch,
                 producer.last_sequence,
-                producer.last_seen_ms,
+                producer.last_timestamp,
                 producer.coordinator_epoch,
                 producer.current_txn_first_offset,
             )

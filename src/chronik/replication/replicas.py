@@ -116,6 +116,8 @@ class Replicas:
 
     async def load(self, partition: Partition) -> None:
         """Recover a partition's log off the loop; waits for a recovery that is under way."""
+        if partition.is_loaded:
+            return  # By somebody else, while the caller waited: it may have been written to since.
         task = self._loading.get(partition)
         if task is None:
             task = asyncio.create_task(self._load(partition), name=f"load-{partition}")

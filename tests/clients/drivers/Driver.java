@@ -2,7 +2,7 @@
 //
 // Commands and answers are those of driver.py: a JSON line in, a JSON line out, bytes as base64,
 // errors as Kafka's numbers. One producer for each combination of settings and one admin client
-// for each broker live as long as the process.
+// for each broker live as long as the process. Members.java and Groups.java have the rest.
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
@@ -46,7 +46,7 @@ import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
 public final class Driver {
-    private static final int TIMEOUT_MS = 20_000;
+    static final int TIMEOUT_MS = 20_000;
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final Map<String, KafkaProducer<byte[], byte[]>> PRODUCERS = new HashMap<>();
     private static final Map<String, Admin> ADMINS = new HashMap<>();
@@ -74,7 +74,7 @@ public final class Driver {
     }
 
     /** Kafka's number; the client's own errors have none. */
-    private static Integer code(Throwable cause) {
+    static Integer code(Throwable cause) {
         if (cause instanceof OffsetOutOfRangeException) {
             return (int) Errors.OFFSET_OUT_OF_RANGE.code();
         }
@@ -102,7 +102,7 @@ public final class Driver {
             case "configs": return configs(args);
             case "set_configs": return setConfigs(args);
             case "delete_records": return deleteRecords(args);
-            default: throw new IllegalArgumentException("no command " + op);
+            default: return Groups.run(op, args);
         }
     }
 
@@ -110,24 +110,24 @@ public final class Driver {
         return args.get("bootstrap").asText();
     }
 
-    private static String topic(JsonNode args) {
+    static String topic(JsonNode args) {
         return args.get("topic").asText();
     }
 
-    private static TopicPartition partition(JsonNode args) {
+    static TopicPartition partition(JsonNode args) {
         return new TopicPartition(topic(args), args.path("partition").asInt(0));
     }
 
-    private static byte[] bytes(JsonNode text) {
+    static byte[] bytes(JsonNode text) {
         boolean none = text == null || text.isNull() || text.isMissingNode();
         return none ? null : Base64.getDecoder().decode(text.asText());
     }
 
-    private static String text(byte[] data) {
+    static String text(byte[] data) {
         return data == null ? null : Base64.getEncoder().encodeToString(data);
     }
 
-    private static Map<String, Object> common(JsonNode args) {
+    static Map<String, Object> common(JsonNode args) {
         Map<String, Object> settings = new HashMap<>();
         settings.put("bootstrap.servers", bootstrap(args));
         settings.put("reconnect.backoff.ms", 10);
@@ -137,7 +137,7 @@ public final class Driver {
         return settings;
     }
 
-    private static Admin admin(JsonNode args) {
+    static Admin admin(JsonNode args) {
         return ADMINS.computeIfAbsent(bootstrap(args), address -> Admin.create(common(args)));
     }
 
@@ -164,6 +164,7 @@ public final class Driver {
         Map<String, Object> settings = common(args);
         String reset = args.path("reset").asText("error");
         settings.put("enable.auto.commit", false);
+        settings.put("isolation.level", args.path("isolation").asText("read_committed"));
         settings.put("allow.auto.create.topics", false);
         settings.put("auto.offset.reset", reset.equals("error") ? "none" : reset);
         settings.put("fetch.max.wait.ms", 100);

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 
+import aiokafka_groups as groups
 from aiokafka import AIOKafkaClient, AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import ProducerFenced
 from driver import TIMEOUT_MS, TIMEOUT_SECONDS, Refused, enough, headers_of, record, serve, to_bytes
 
 COMMON = {"retry_backoff_ms": 20, "request_timeout_ms": TIMEOUT_MS}
@@ -41,12 +43,13 @@ async def producer(bootstrap, codec, acks, idempotent, timeout_ms):
     return clients[key]
 
 
-async def consumer(bootstrap, topic, partition, reset="none"):
+async def consumer(bootstrap, topic, partition, reset="none", isolation="read_uncommitted"):
     client = AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
         group_id=None,
         enable_auto_commit=False,
         auto_offset_reset="none" if reset == "error" else reset,
+        isolation_level=isolation,
         fetch_max_wait_ms=100,
         **COMMON,
     )
@@ -102,8 +105,10 @@ async def seek(client, asked, start):
         client.seek(asked, start)
 
 
-async def consume(bootstrap, topic, start, count, partition=0, reset="none"):
-    client = await consumer(bootstrap, topic, partition, reset)
+async def consume(
+    bootstrap, topic, start, count, partition=0, reset="none", isolation="read_uncommitted"
+):
+    client = await consumer(bootstrap, topic, partition, reset, isolation)
     try:
         await seek(client, TopicPartition(topic, partition), start)
         return await poll(client, count)
@@ -217,8 +222,11 @@ async def cluster(bootstrap):
 
 def code_of(error):
     """Kafka's number; the client's own errors have none."""
+    if isinstance(error, ProducerFenced):
+        return 90  # Its own class for what the broker calls PRODUCER_FENCED.
     number = getattr(error, "errno", None)
-    return number if isinstance(number, int) and number > 0 else None
+    known = isinstance(number, int) and number > 0
+    return number if known else groups.code_of_text(error)
 
 
 def main():
@@ -233,7 +241,9 @@ def main():
 
     commands = [produce, consume, follow, offset, brokers, topics, cluster, create_topic]
     commands += [delete_topic, describe_topic, create_partitions, configs, set_configs]
-    serve({f.__name__: ran(f) for f in [*commands, delete_records]}, code_of)
+    commands += [delete_records, *groups.group_admin(admin, checked), *groups.transactions(COMMON)]
+    served = {f.__name__: ran(f) for f in commands}
+    serve({**served, **groups.member_commands(COMMON, code_of)}, code_of)
 
 
 if __name__ == "__main__":

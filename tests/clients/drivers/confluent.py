@@ -1,7 +1,7 @@
 """confluent-kafka (librdkafka) behind the commands of the matrix.
 
-Consumers assign themselves; librdkafka insists on a group id but, with explicit offsets and without
-commits, needs no coordinator.
+Consumers assign themselves here; librdkafka insists on a group id but, with explicit offsets and
+without commits, needs no coordinator. Groups and transactions are in `confluent_groups`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import time
 
+import confluent_groups
 from confluent_kafka import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -38,6 +39,11 @@ COMMON = {
     "topic.metadata.refresh.fast.interval.ms": 50,
     "topic.metadata.propagation.max.ms": 3000,
 }
+# What is behind a consumer's fatal error is only in its words.
+FATAL = {
+    "Static consumer fenced": KafkaError.FENCED_INSTANCE_ID,
+    "instance ID is still used": KafkaError.UNRELEASED_INSTANCE_ID,
+}
 ADMIN = {"request_timeout": TIMEOUT_SECONDS, "operation_timeout": TIMEOUT_SECONDS}
 
 
@@ -63,13 +69,14 @@ def producer(bootstrap, codec, acks, idempotent, timeout_ms):
     )
 
 
-def consumer(bootstrap, reset="error"):
+def consumer(bootstrap, reset="error", isolation="read_committed"):
     return Consumer(
         {
             "bootstrap.servers": bootstrap,
             "group.id": "assigned",
             "enable.auto.commit": False,
             "auto.offset.reset": reset,
+            "isolation.level": isolation,
             "fetch.wait.max.ms": 100,
             "enable.partition.eof": True,
             "allow.auto.create.topics": False,
@@ -137,8 +144,8 @@ def position(client, topic, partition, start):
     return {"earliest": OFFSET_BEGINNING, "latest": OFFSET_END}.get(start, start)
 
 
-def consume(bootstrap, topic, start, count, partition=0, reset="error"):
-    client = consumer(bootstrap, reset)
+def consume(bootstrap, topic, start, count, partition=0, reset="error", isolation="read_committed"):
+    client = consumer(bootstrap, reset, isolation)
     try:
         at = position(client, topic, partition, start)
         client.assign([TopicPartition(topic, partition, at)])
@@ -246,10 +253,15 @@ def code_of(error):
         return None
     if told.code() == KafkaError._AUTO_OFFSET_RESET and "out of range" in told.str():
         return KafkaError.OFFSET_OUT_OF_RANGE
+    if told.code() == KafkaError._FATAL:
+        return next((code for words, code in FATAL.items() if words in told.str()), None)
+    if told.code() == KafkaError._FENCED:
+        return KafkaError.PRODUCER_FENCED
     return told.code() if told.code() > 0 else None
 
 
 if __name__ == "__main__":
     commands = [produce, consume, follow, offset, brokers, topics, cluster, create_topic]
     commands += [delete_topic, describe_topic, create_partitions, configs, set_configs]
-    serve({f.__name__: f for f in [*commands, delete_records]}, code_of)
+    served = {f.__name__: f for f in [*commands, delete_records]}
+    serve({**served, **confluent_groups.commands(COMMON, admin, code_of)}, code_of)

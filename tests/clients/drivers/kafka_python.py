@@ -2,7 +2,8 @@
 
 An argument such as `0.10.0` pins `api_version`: the client then follows Kafka's static table of
 that release and speaks message sets of magic 1. The admin clients of the two major versions differ
-in every answer; they are in `kafka_python_admin2` and `kafka_python_admin3`.
+in every answer; they are in `kafka_python_admin2` and `kafka_python_admin3`. Groups and
+transactions are in `kafka_python_groups`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 
 import kafka
+import kafka_python_groups as groups
 from driver import TIMEOUT_MS, TIMEOUT_SECONDS, enough, headers_of, record, serve, to_bytes
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
@@ -39,8 +41,11 @@ def producer(bootstrap, codec, acks, idempotent, timeout_ms):
     )
 
 
-def consumer(bootstrap, reset="none"):
+def consumer(bootstrap, reset="none", isolation="read_uncommitted"):
+    # 2.0.2 has no isolation levels, and 0.10 no transactions.
     extra = {"allow_auto_create_topics": False} if MODERN else {}
+    if isolation == "read_committed":
+        extra["isolation_level"] = isolation
     return KafkaConsumer(
         bootstrap_servers=bootstrap,
         group_id=None,
@@ -99,8 +104,10 @@ def seek(client, asked, start):
         client.seek(asked, start)
 
 
-def consume(bootstrap, topic, start, count, partition=0, reset="none"):
-    client = consumer(bootstrap, reset)
+def consume(
+    bootstrap, topic, start, count, partition=0, reset="none", isolation="read_uncommitted"
+):
+    client = consumer(bootstrap, reset, isolation)
     try:
         asked = TopicPartition(topic, partition)
         client.assign([asked])
@@ -167,6 +174,7 @@ def code_of(error):
 
 def commands():
     served = {f.__name__: f for f in (produce, consume, follow, offset, brokers, topics)}
+    served.update(groups.commands(COMMON, code_of))
     if "api_version" in COMMON:
         return served
     if MODERN:

@@ -15,6 +15,7 @@ from kafka.admin import (
     NewPartitions,
     NewTopic,
 )
+from kafka_python_groups import group_admin2
 
 
 def checked(code, text):
@@ -73,4 +74,5 @@ def commands(common):
         }
 
     served = [create_topic, delete_topic, describe_topic, create_partitions, configs, set_configs]
-    return {f.__name__: f for f in [*served, cluster]}
+    own = {f.__name__: f for f in [*served, cluster]}
+    return {**own, **group_admin2(admin)}

@@ -11,6 +11,7 @@ import re
 from driver import Refused
 from kafka import TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from kafka_python_groups import group_admin3
 
 
 def commands(common):
@@ -77,4 +78,5 @@ def commands(common):
         }
 
     served = [create_topic, delete_topic, describe_topic, create_partitions, configs, set_configs]
-    return {f.__name__: f for f in [*served, delete_records, cluster]}
+    own = {f.__name__: f for f in [*served, delete_records, cluster]}
+    return {**own, **group_admin3(admin)}

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 
+import kcat_groups
 from driver import TIMEOUT_MS, TIMEOUT_SECONDS, Refused, enough, headers_of, record, serve, to_bytes
 
 # No record of the suite contains these.
@@ -25,6 +26,9 @@ CODES = {
     "Invalid topic": 17,
     "Invalid timestamp": 32,
     "Broker failed to validate record": 87,
+    "Static consumer fenced": 82,
+    "fenced by a newer": 90,
+    "fenced": 90,
 }
 
 
@@ -92,10 +96,12 @@ def produce(
     return enough(offsets, len(records))
 
 
-def reading(topic, partition, start, count, reset):
+def reading(topic, partition, start, count, reset, isolation="read_committed"):
     at = f"s@{start['timestamp']}" if isinstance(start, dict) else str(start)
     at = {"earliest": "beginning", "latest": "end"}.get(at, at)
-    options = settings(fetch_wait_max_ms=100, topic_auto_offset_reset=reset)
+    options = settings(
+        fetch_wait_max_ms=100, topic_auto_offset_reset=reset, isolation_level=isolation
+    )
     where = ["-C", "-t", topic, "-p", str(partition), "-o", at, "-c", str(count)]
     return [*where, "-u", "-f", FORMAT, *options]
 
@@ -115,8 +121,8 @@ def parsed(output):
     return records
 
 
-def consume(bootstrap, topic, start, count, partition=0, reset="error"):
-    done = run(bootstrap, "-q", *reading(topic, partition, start, count, reset))
+def consume(bootstrap, topic, start, count, partition=0, reset="error", isolation="read_committed"):
+    done = run(bootstrap, "-q", *reading(topic, partition, start, count, reset, isolation))
     return enough(parsed(done.stdout), count)
 
 
@@ -158,4 +164,6 @@ def topics(bootstrap):
 
 if __name__ == "__main__":
     commands = (produce, consume, follow, offset, brokers, topics)
-    serve({command.__name__: command for command in commands}, lambda error: None)
+    served = {command.__name__: command for command in commands}
+    served.update(kcat_groups.commands(sys.argv[1], COMMON, settings, failure))
+    serve(served, lambda error: None)

@@ -316,11 +316,16 @@ class TransactionShard:
         return effects
 
     def _fence(self, known: Transaction, now_ms: int) -> Effects:
-        """Abort what is open, under an epoch that nobody has."""
-        fenced = known.fenced().prepared(
+        """Abort what is open, under an epoch that nobody has.
+
+        Where each end has a new epoch, this is the one that the producer would have got: it may
+        still ask for the abort, and go on.
+        """
+        fenced = known if known.bumps_epoch else known.fenced()
+        aborting = fenced.prepared(
             committed=False, version=known.version, next_producer_id=NO_PRODUCER_ID, now_ms=now_ms
         )
-        return self._prepare(fenced, now_ms)
+        return self._prepare(aborting, now_ms)
 
     def _set_deadline(self, known: Transaction) -> None:
         key = known.transactional_id

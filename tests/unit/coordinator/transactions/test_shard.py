@@ -67,9 +67,9 @@ class Driver:
                     name,
                     timeout_ms,
                     expected,
-                    fresh_id,
+                    fresh_id,  # noqa: B023
                     token,
-                    now,  # noqa: B023
+                    now,
                 )
             )
             if not isinstance(answer, ProducerIdNeeded):
@@ -405,12 +405,25 @@ def test_end_of_the_last_epoch_goes_on_with_a_new_id(driver: Driver) -> None:
     assert driver.add(answer.stamp, A0, version=2) == answer
 
 
-def test_time_out_of_version_2_leaves_no_way_back(driver: Driver) -> None:
+def test_after_a_time_out_a_producer_of_version_2_aborts_and_goes_on(driver: Driver) -> None:
     stamp = begun(driver, version=2)
     driver.tick(TIMEOUT_MS)
     driver.write_markers()
+    assert driver.end(stamp, True, version=2) == error(ErrorCode.INVALID_TXN_STATE)
+    following = driver.end(stamp, False, version=2)
+    assert following == ok(stamp.producer_id, stamp.producer_epoch + 1)
+    assert driver.add(stamp, A0, version=2).error_code is ErrorCode.PRODUCER_FENCED
+    assert driver.add(following.stamp, A0, version=2) == following
+
+
+def test_a_fenced_producer_of_version_2_has_no_way_back(driver: Driver) -> None:
+    old = begun(driver, version=2)
+    assert driver.init() is None
+    waiting = driver.tokens
+    driver.write_markers()
+    assert driver.answers[waiting] == ok(old.producer_id, old.producer_epoch + 2)
     for committed in (True, False):
-        assert driver.end(stamp, committed, version=2) == error(ErrorCode.PRODUCER_FENCED)
+        assert driver.end(old, committed, version=2) == error(ErrorCode.PRODUCER_FENCED)
 
 
 # Crashes.
