@@ -25,7 +25,8 @@ from chronik.coordinator.groups.records import GroupRecordFormat
 from chronik.coordinator.groups.shard import GroupShard
 from chronik.coordinator.groups.state import GroupConfig
 from chronik.coordinator.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from chronik.coordinator.runtime import CoordinatorRuntime, M, RecordFormat
+from chronik.coordinator.runtime import CoordinatorRuntime
+from chronik.coordinator.shard import M, RecordFormat
 from chronik.coordinator.transactions.marker_writer import Marker, MarkerWriter
 from chronik.coordinator.transactions.records import TransactionRecordFormat
 from chronik.coordinator.transactions.shard import (
@@ -132,6 +133,9 @@ class Broker:
         server = await self._bind()
         self._stack.push_async_callback(self.listener.close)
         await self._register(identity, server)
+        # Not before: whatever they write is of the leader epoch that registering began.
+        self.groups.start()
+        self.transactions.start()
         await self.listener.serve()
         await self._start_background()
 
@@ -208,8 +212,6 @@ class Broker:
             on_done=self._on_markers_written,
         )
         self._stack.push_async_callback(self.marker_writer.close)
-        self.groups.start()
-        self.transactions.start()
 
     def _coordinator(
         self, topic_name: str, new_machine: Callable[[], M], record_format: RecordFormat

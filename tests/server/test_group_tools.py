@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -118,7 +119,8 @@ def test_topic_records(broker: Broker) -> None:
 
 
 def test_topic_records_are_the_committed_ones(broker: Broker) -> None:
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "tx"})
+    config = {"bootstrap.servers": broker.bootstrap, "transactional.id": "tx", "log_level": 0}
+    producer = Producer(config)
     producer.init_transactions(10)
     for number, end in enumerate(
         [producer.commit_transaction, producer.abort_transaction, producer.commit_transaction]
@@ -210,6 +212,25 @@ def test_group_consumer_that_lost_its_session_joins_again(broker: Broker) -> Non
             assert sorted(await take(consumer, 3)) == [0, 1, 2]
 
     run(broker, lose)
+
+
+def test_group_consumer_that_was_away_too_long_commits_nothing_and_joins_again() -> None:
+    settings = {
+        "group.consumer.heartbeat.interval.ms": 50,
+        "group.consumer.min.session.timeout.ms": 100,
+        "group.consumer.session.timeout.ms": 100,
+    }
+    with Broker(settings) as broker:
+        write(broker, "t", 5)
+
+        async def pause(cluster: Cluster) -> None:
+            async with GroupConsumer(cluster, "g", ["t"]) as consumer:
+                assert await take(consumer, 3) == [0, 1, 2]
+                time.sleep(1)  # noqa: ASYNC251 The whole process stands still, heartbeats too.
+                assert await consumer.commit() is False
+                assert await take(consumer, 5) == [0, 1, 2, 3, 4]
+
+        run(broker, pause)
 
 
 # Commands.
@@ -305,7 +326,8 @@ def test_delete_group(broker: Broker) -> None:
 
 def test_transactions_are_listed_described_and_aborted(broker: Broker) -> None:
     chronik(broker, "topics", "create", "one", "--partitions", "1")
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "tx"})
+    config = {"bootstrap.servers": broker.bootstrap, "transactional.id": "tx", "log_level": 0}
+    producer = Producer(config)
     producer.init_transactions(10)
     producer.begin_transaction()
     producer.produce("one", b"open")

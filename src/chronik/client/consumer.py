@@ -309,13 +309,16 @@ class _Aborted:
 
     def includes(self, batch: Batch) -> bool:
         """Whether to skip this batch; asked for every data batch, in order."""
-        header = batch.header
-        while self._coming and self._coming[0].first_offset <= header.last_offset:
+        self._begin(batch)
+        return batch.header.is_transactional and batch.header.producer_id in self._producers
+
+    def _begin(self, batch: Batch) -> None:
+        while self._coming and self._coming[0].first_offset <= batch.header.last_offset:
             self._producers.add(self._coming.popleft().producer_id)
-        return header.is_transactional and header.producer_id in self._producers
 
     def ended(self, batch: Batch) -> None:
         """A control batch: the producer's next transaction is another one."""
+        self._begin(batch)  # An answer may begin with the marker of a transaction that it names.
         if batch.header.producer_id in self._producers:
             marker = read_marker(batch.data)
             if marker is not None and not marker.commit:

@@ -149,10 +149,20 @@ class GroupConsumer:
         if partition in self._owned:
             self._done[partition] = next_offset
 
-    async def commit(self) -> None:
-        """Commit what is done."""
+    async def commit(self) -> bool:
+        """Commit what is done; False if the group went on without us, and others will read it.
+
+        We then join again, with the next heartbeat.
+        """
         async with self._lock:
-            await self._commit(self._owned)
+            try:
+                await self._commit(self._owned)
+            except KafkaError as error:
+                if error.code not in _LOST:
+                    raise
+                self._drop_all()
+                return False
+            return True
 
     def _to_commit(self, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
         """Where the group would go on: past markers and gaps too, if all before them is done."""

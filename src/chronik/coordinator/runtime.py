@@ -6,256 +6,42 @@ wants logged goes through the partition's ordinary append, and its answers leave
 that was appended so far is committed. So a machine needs one state only: it may look at what is
 in flight, because nobody is told of it before it is safe.
 
-Records of one turn of the loop share a batch. Those of a transaction have a batch of their own,
-with the producer's id: they count once its marker says commit.
+Invariant: a shard whose append failed is lost, and begins anew from its log; one whose log cannot
+be read stays lost, and never passes for an empty one.
 
-Invariants
-    A machine's records are in the log in the order of its decisions.
-    Every request is answered once: by its machine, or by COORDINATOR_NOT_AVAILABLE when the
-    shard is lost. A shard whose append failed is lost, and begins anew from its log.
-
-This is the only file of the package that awaits.
+With `transactions.marker_writer` this is the only file of the package that awaits.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum, auto
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from chronik.clock import Clock, SteadyClock
-from chronik.coordinator.effects import Effects, ProducerStamp, Record, Token
+from chronik.coordinator.effects import Effects, ProducerStamp, Token
 from chronik.coordinator.internal_topics import creation_of
 from chronik.coordinator.pending import Pending
+from chronik.coordinator.shard import M, RecordFormat, Refuse, Shard, ShardState
 from chronik.coordinator.sharding import partition_of
 from chronik.metadata.image import Image, Topic, id_bytes
 from chronik.metadata.records import PartitionRecord, TopicRecord, TopicRemovedRecord
 from chronik.metadata.runtime import MetadataRuntime
-from chronik.protocol.batch import TRANSACTIONAL_FLAG, Batch, split
+from chronik.protocol.batch import Batch, split
 from chronik.protocol.control import read_marker
 from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
-from chronik.protocol.records import BatchBuilder, iter_records
-from chronik.protocol.schema import Message
+from chronik.protocol.records import iter_records
 from chronik.replication.partition import Partition
 from chronik.replication.replicas import Replicas
 from chronik.storage.disk import Disk
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 LOAD_BYTES: Final = 1024 * 1024  # read at once
 LOAD_SLICE_RECORDS: Final = 500  # replayed in one turn of the loop: about 10 ms
 LOADS_AT_ONCE: Final = 4  # enough to keep the disk busy; more would only hold memory
-BATCH_BYTES_MAX: Final = 512 * 1024  # of coalesced effects; one machine's effects are never split
-
-
-class Machine(Protocol):
-    """The pure side of a shard."""
-
-    image: Image
-
-    def replay(self, record: Record, producer: ProducerStamp | None) -> None:
-        """Apply a record of the log; with a producer, one that waits for its marker."""
-
-    def end_transaction(self, producer: ProducerStamp, committed: bool) -> None:
-        """A marker was appended: what waited for it counts now, or never."""
-
-    def loaded(self, now_ms: int) -> Effects:
-        """The replay is over: arm deadlines."""
-
-    def tick(self, now_ms: int) -> Effects:
-        """A deadline may have come."""
-
-    def on_topics_changed(self, names: frozenset[str], now_ms: int) -> Effects:
-        """These topics were created, deleted or got partitions; `image` is already the new one."""
-
-    @property
-    def next_deadline_ms(self) -> int | None:
-        """When `tick` should be called next."""
-
-
-class RecordFormat(Protocol):
-    """How records become bytes and come back."""
-
-    def encode(self, record: Record) -> tuple[bytes, bytes | None]: ...
-
-    def decode(self, key: bytes, value: bytes | None) -> Record | None:
-        """None: a record of a kind that is not ours, to be left alone."""
-
-
-M = TypeVar("M", bound=Machine)
-T = TypeVar("T")
-Refuse = Callable[[ErrorCode], Any]
-_Replies = list[tuple["_Waiting", Message]]
-
-
-class _Waiting:
-    """The token of one request: where its answer goes, and what it is if the shard is lost."""
-
-    __slots__ = ("refuse", "reply")
-
-    def __init__(self, reply: Pending, refuse: Refuse) -> None:
-        self.reply = reply
-        self.refuse = refuse
-
-
-class _Round:
-    """What goes out once the appends so far are committed."""
-
-    __slots__ = ("actions", "records", "replies", "shard", "size")
-
-    def __init__(self, shard: "Shard[Any]") -> None:
-        self.shard = shard
-        self.records: list[tuple[bytes, bytes | None]] = []
-        self.replies: list[tuple[_Waiting, Any]] = []
-        self.actions: list[Any] = []
-        self.size = 0
-
-    def acknowledged(self, partition: Partition) -> None:
-        for token, response in self.replies:
-            token.reply.resolve(response)
-        for action in self.actions:
-            self.shard.start(action)
-
-    def failed(self, partition: Partition) -> None:
-        for token, _ in self.replies:
-            token.reply.resolve(token.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-        self.shard.lose(partition.failure or "the partition is gone")
-
-
-class _State(Enum):
-    LOADING = auto()
-    ACTIVE = auto()
-    LOST = auto()
-
-
-class Shard(Generic[M]):
-    """One partition of the topic and its machine."""
-
-    def __init__(self, runtime: "CoordinatorRuntime[M]", partition: Partition) -> None:
-        self._runtime = runtime
-        self.partition = partition
-        self.machine: M = runtime.new_machine()
-        self.state = _State.LOADING
-        self._waiting: dict[_Waiting, None] = {}
-        self._round: _Round | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms = 0
-
-    def ask(
-        self, decide: Callable[[M, Token, int], Effects], reply: Pending, refuse: Refuse
-    ) -> None:
-        """Give a request to the machine."""
-        token = _Waiting(reply, refuse)
-        self._waiting[token] = None
-        try:
-            effects = decide(self.machine, token, self._runtime.now_ms())
-        except KafkaError as error:
-            effects = Effects(replies=[(token, refuse(error.code))])
-        self.carry_out(effects)
-
-    def carry_out(self, effects: Effects) -> None:
-        """Log the records, and park the replies until they are committed."""
-        if effects.producer is not None and effects.records:
-            self._flush()  # What was decided before comes before.
-        current = self._round
-        if current is None:
-            current = self._round = _Round(self)
-        for token, response in effects.replies:
-            del self._waiting[token]
-            current.replies.append((token, response))
-        current.actions += effects.actions
-        for record in effects.records:
-            key, value = self._runtime.format.encode(record)
-            current.records.append((key, value))
-            current.size += len(key) + len(value or b"")
-        if effects.producer is not None and effects.records:
-            self._flush(effects.producer)
-        elif not current.records or current.size > BATCH_BYTES_MAX:
-            self._flush()
-        elif not self._runtime.is_flush_due(self):
-            self._runtime.flush_soon(self)
-        self._arm()
-
-    def _flush(self, producer: ProducerStamp | None = None) -> None:
-        """Append the current round; its replies wait for the high watermark."""
-        current, self._round = self._round, None
-        if current is None:
-            return
-        partition = self.partition
-        try:
-            if current.records:
-                now_ms = self._runtime.wall_ms()
-                partition.append_internal(_batch(current.records, producer, now_ms), now_ms)
-        except KafkaError as error:
-            logger.error(
-                "a coordinator cannot write",
-                extra={"partition": str(partition), "error": str(error)},
-            )
-            for token, _ in current.replies:
-                token.reply.resolve(token.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-            self.lose(str(error))
-            return
-        if partition.wait_acknowledged(partition.log.end_offset, current):
-            current.acknowledged(partition)
-
-    def flush(self) -> None:
-        """Append what this turn of the loop has gathered."""
-        if self.state is _State.ACTIVE:
-            self._flush()
-
-    def settled(self) -> Pending:
-        """Resolved once all that the machine has decided so far is committed."""
-        reply = Pending()
-        if self.state is _State.ACTIVE:
-            self.ask(lambda _, token, __: Effects(replies=[(token, None)]), reply, lambda _: None)
-        else:
-            reply.resolve(None)
-        return reply
-
-    def start(self, action: Any) -> None:
-        """Begin work that the machine asked for, if it still is the machine."""
-        if self.state is _State.ACTIVE:
-            self._runtime.on_action(action)
-
-    # Deadlines.
-
-    def _arm(self) -> None:
-        """See to it that the machine is ticked at its next deadline, or before."""
-        deadline_ms = self.machine.next_deadline_ms
-        if deadline_ms is None or self.state is not _State.ACTIVE:
-            return
-        if self._timer is not None:
-            if self._timer_ms <= deadline_ms:
-                return  # It comes early, finds nothing due and is set again.
-            self._timer.cancel()
-        self._timer_ms = deadline_ms
-        delay_s = max(deadline_ms - self._runtime.now_ms(), 0) / 1000
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        if self.state is _State.ACTIVE:
-            self.carry_out(self.machine.tick(self._runtime.now_ms()))
-
-    # Begin and end.
-
-    def activate(self, machine: M) -> None:
-        """The replay is done: requests are taken from now on."""
-        self.machine = machine
-        self.state = _State.ACTIVE
-        self.carry_out(machine.loaded(self._runtime.now_ms()))
-
-    def lose(self, reason: str) -> None:
-        """Forget the machine: its state is no longer that of the log."""
-        if self.state is _State.LOST:
-            return
-        self.state = _State.LOST
-        if self._timer is not None:
-            self._timer.cancel()
-        waiting, self._waiting = self._waiting, {}
-        for token in waiting:
-            token.reply.resolve(token.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-        self._runtime.lost(self, reason)
+RELOAD_DELAY_S: Final = 0.5  # a disk that is full now is full in the next turn of the loop, too
 
 
 class CoordinatorRuntime(Generic[M]):
@@ -348,9 +134,9 @@ class CoordinatorRuntime(Generic[M]):
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
         index = partition_of(key, len(topic.partitions))
         shard = self._shards.get(index) or self._open(topic, index)
-        if shard.state is _State.LOADING:
+        if shard.state is ShardState.LOADING:
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        if shard.state is _State.LOST:
+        if shard.state is ShardState.LOST:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         return shard
 
@@ -364,17 +150,17 @@ class CoordinatorRuntime(Generic[M]):
 
     async def survey(self, read: Callable[[M], T]) -> tuple[list[T], bool]:
         """What each machine says, once it is committed, and whether some are still loading."""
-        shards = [shard for shard in self._shards.values() if shard.state is _State.ACTIVE]
+        shards = [shard for shard in self._shards.values() if shard.state is ShardState.ACTIVE]
         found = [read(shard.machine) for shard in shards]
         for shard in shards:
             await shard.settled()
-        is_loading = any(shard.state is _State.LOADING for shard in self._shards.values())
+        is_loading = any(shard.state is ShardState.LOADING for shard in self._shards.values())
         return found, is_loading
 
     def end_transaction(self, index: int, producer: ProducerStamp, committed: bool) -> None:
         """A marker was appended to a partition of the topic."""
         shard = self._shards.get(index)
-        if shard is not None and shard.state is _State.ACTIVE:
+        if shard is not None and shard.state is ShardState.ACTIVE:
             shard.machine.end_transaction(producer, committed)
 
     # Gathering the records of a turn.
@@ -403,30 +189,34 @@ class CoordinatorRuntime(Generic[M]):
             if not self._replicas.find(topic, index).is_loaded:
                 self._open(topic, index)
 
-    def _open(self, topic: Topic, index: int) -> Shard[M]:
+    def _open(self, topic: Topic, index: int, delay_s: float = 0) -> Shard[M]:
         partition = self._replicas.find(topic, index)
-        shard = self._shards[index] = Shard(self, partition)
+        shard = self._shards[index] = Shard(self, partition, self.new_machine())
         if partition.is_loaded and not partition.log.end_offset:
             shard.activate(shard.machine)  # Nothing was ever written.
         else:
             task = asyncio.get_running_loop().create_task(
-                self._load(shard), name=f"load-{partition}"
+                self._load(shard, delay_s), name=f"load-{partition}"
             )
             self._loads.add(task)
             task.add_done_callback(self._loads.discard)
         return shard
 
-    async def _load(self, shard: Shard[M]) -> None:
+    async def _load(self, shard: Shard[M], delay_s: float) -> None:
         partition = shard.partition
         try:
+            await asyncio.sleep(delay_s)
             async with self._load_slots:
                 await self._replicas.load(partition)
+                _check_usable(partition)  # A log that could not be read looks like an empty one.
                 machine = self.new_machine()
                 record_count = await self._replay(partition, machine)
-        except (KafkaError, ProtocolError) as error:
+        except Exception as error:
+            # Whatever the log holds that we cannot read: nobody may go on from half of it.
             reason = str(error)
             extra = {"partition": str(partition), "error": reason}
-            logger.error("a coordinator cannot load", extra=extra)
+            is_known = isinstance(error, KafkaError | ProtocolError)
+            logger.error("a coordinator cannot load", extra=extra, exc_info=not is_known)
             shard.lose(reason)
             return
         machine.image = self._metadata.image
@@ -470,17 +260,17 @@ class CoordinatorRuntime(Generic[M]):
                     machine.replay(record, producer)
         return header.record_count
 
-    def lost(self, shard: Shard[M], reason: str) -> None:
-        """A shard lost its machine: begin anew from the log, if that can still be read."""
+    def lost(self, shard: Shard[M], reason: str, *, reload: bool) -> None:
+        """A shard lost its machine: begin anew from the log, if that could be read before."""
         index, partition = shard.partition.index, shard.partition
         if self._is_closed or self._shards.get(index) is not shard:
             return
         if partition.is_deleted:
             del self._shards[index]
-        elif partition.failure is None:
+        elif partition.failure is None and reload:
             topic = self.topic
             if topic is not None:
-                self._open(topic, index)
+                self._open(topic, index, RELOAD_DELAY_S)
 
     # Metadata.
 
@@ -503,7 +293,7 @@ class CoordinatorRuntime(Generic[M]):
         names, self._changed_topics = frozenset(self._changed_topics), set()
         for shard in tuple(self._shards.values()):
             shard.machine.image = self._metadata.image
-            if shard.state is _State.ACTIVE:
+            if shard.state is ShardState.ACTIVE:
                 shard.carry_out(shard.machine.on_topics_changed(names, self.now_ms()))
 
     async def close(self) -> None:
@@ -517,27 +307,15 @@ class CoordinatorRuntime(Generic[M]):
         await asyncio.gather(*self._loads, return_exceptions=True)
 
 
-def _batch(
-    records: list[tuple[bytes, bytes | None]], producer: ProducerStamp | None, now_ms: int
-) -> bytes:
-    builder = BatchBuilder()
-    for key, value in records:
-        builder.append(now_ms, key, value)
-    if producer is None:
-        return builder.build()
-    return builder.build(
-        producer_id=producer.producer_id,
-        producer_epoch=producer.producer_epoch,
-        base_sequence=0,
-        flags=TRANSACTIONAL_FLAG,
-    )
-
-
 async def _committed(partition: Partition) -> None:
     """Wait until what is in the log is committed, or raise if it never will be."""
     waiter = _Committed()
     if not partition.wait_acknowledged(partition.log.end_offset, waiter):
         await waiter.reply
+    _check_usable(partition)
+
+
+def _check_usable(partition: Partition) -> None:
     if partition.failure is not None or partition.is_deleted:
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, partition.failure)
 

@@ -27,6 +27,7 @@ Encoder = Callable[[M], list[Buffer]]
 # Elements of one array. Ten times what the largest batch client sends, and small enough that one
 # hostile request cannot hold the loop for long.
 ARRAY_LENGTH_MAX: Final = 100_000
+STRING_BYTES_MAX: Final = 2**15 - 1  # Kafka's, in every encoding
 
 FIXED: Final = {
     "int8": "b",
@@ -225,6 +226,9 @@ class _DecodeSource(_Source):
         else:
             self.line("end = pos + n")
             self.line(f"if end > size: fail('{label} is longer than the message')")
+            if kind.wire == "string" and self.flexible:
+                # Where the length has two bytes nothing else fits; records have it so, too.
+                self.line(f"if n > {STRING_BYTES_MAX}: fail('{label} is too long')")
             value = {
                 "string": "str(data[pos:end], 'utf-8')",
                 "bytes": "bytes(data[pos:end])",

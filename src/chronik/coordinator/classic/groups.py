@@ -44,6 +44,8 @@ MEMBER_ID_REQUIRED_VERSION = 4  # of JoinGroup: a member first asks for its id
 SKIP_ASSIGNMENT_VERSION = 9  # of JoinGroup: a leader can be told to keep the assignment
 NAMED_PROTOCOL_VERSION = 5  # of SyncGroup: a member says which protocol it means
 BATCH_LEAVE_VERSION = 3  # of LeaveGroup: several members at once
+# How a member id may begin: with the rest of it, it must fit into the 32,767 bytes of a string.
+NAME_LENGTH_MAX = 8_000
 
 
 @dataclass(slots=True)
@@ -172,7 +174,8 @@ class ClassicGroups:
         if group.group_id not in self._state.groups:
             self._state.groups[group.group_id] = group
             classic_records.write_group(effects, group)
-        member_id = f"{instance_id or join.caller.client_id}-{self._state.new_id()}"
+        name = (instance_id or join.caller.client_id)[:NAME_LENGTH_MAX]
+        member_id = f"{name}-{self._state.new_id()}"
         if old_id is not None:
             self._rejoin_static(group, old_id, member_id, join)
         elif instance_id is None and join.caller.version >= MEMBER_ID_REQUIRED_VERSION:

@@ -47,6 +47,10 @@ class CommittedOffsets:
         """Whether the group has offsets or will have some."""
         return group_id in self.groups or group_id in self.open
 
+    def count(self, group_id: str) -> int:
+        """How many offsets the group has."""
+        return sum(map(len, self.groups.get(group_id, {}).values()))
+
     def partitions(self, group_id: str) -> Iterator[tuple[str, int]]:
         """All partitions for which the group has an offset, or may get one."""
         found = {

@@ -60,6 +60,8 @@ CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"
 # Removals that are logged at once: a batch of about 100 KiB. The rest follows in the next turn.
 EXPIRED_AT_ONCE: Final = 1_000
+# Offsets that are looked at in one turn: 1 ms, since all shards of a node do so at the same time.
+LOOKED_AT_ONCE: Final = 500
 
 
 class GroupShard:
@@ -73,6 +75,7 @@ class GroupShard:
         self._consumer.on_downgrade = self._classic.adopt
         self._offsets = Offsets(self.state)
         self._retention = OffsetRetention(self.state)
+        self._to_look_at: list[str] = []  # groups, in the present search for expired offsets
 
     @property
     def image(self) -> Image:
@@ -101,10 +104,16 @@ class GroupShard:
         if not request.member_id:
             # A consumer group that nobody is in gives way to a classic group of its name.
             self._consumer.delete_if_empty(request.group_id, effects)
+            self._adopt_offsets(request.group_id)
         is_consumer_group = self._is_consumer_group(request.group_id)
         join = self._consumer.classic_join if is_consumer_group else self._classic.join
         effects.add(join(request, caller, token, now_ms))
         return effects
+
+    def _adopt_offsets(self, group_id: str) -> None:
+        """Whoever has offsets is a group, whatever became of its records."""
+        if self.state.offsets.has_any(group_id):
+            self.state.groups.setdefault(group_id, ClassicGroup(group_id=group_id))
 
     def sync_group(
         self, request: SyncGroupRequest, caller: Caller, token: Token, now_ms: int
@@ -260,8 +269,7 @@ class GroupShard:
         """The replay is over: arm deadlines, and see what happened to topics meanwhile."""
         effects = Effects()
         for group_id in (*self.state.offsets.groups, *self.state.offsets.open):
-            # Whoever has offsets is a group, whichever record of it a cleaner has left.
-            self.state.groups.setdefault(group_id, ClassicGroup(group_id=group_id))
+            self._adopt_offsets(group_id)
         self._classic.loaded(effects, now_ms)
         self._consumer.loaded(now_ms)
         self._retention.loaded(effects, now_ms)
@@ -294,15 +302,22 @@ class GroupShard:
         return effects
 
     def _expire(self, effects: Effects, now_ms: int) -> None:
+        """Go on with the search for expired offsets, or begin one."""
         retention_ms = self._retention.retention_ms()
-        self._retention.arm_expiry(now_ms)
-        for group in [*self.state.groups.values()]:
+        self._to_look_at = self._to_look_at or [*self.state.groups]
+        looked_at = 0
+        while self._to_look_at:
+            if len(effects.records) >= EXPIRED_AT_ONCE or looked_at >= LOOKED_AT_ONCE:
+                self._retention.expire_soon(now_ms)
+                return
+            group = self.state.groups.get(self._to_look_at.pop())
+            if group is None:
+                continue
+            looked_at += 1 + self.state.offsets.count(group.group_id)
             has_none = self._retention.expire(group, effects, now_ms, retention_ms)
             if has_none and _is_empty(group) and not _is_awaited(group):
                 self._remove(group, effects)
-            if len(effects.records) >= EXPIRED_AT_ONCE:
-                self._retention.expire_soon(now_ms)
-                return
+        self._retention.arm_expiry(now_ms)
 
 
 def _check_group_id(group_id: str) -> None:

@@ -58,21 +58,38 @@ class MarkerWriter:
         self._on_written = on_written
         self._on_done = on_done
         self._tasks: set[asyncio.Task[None]] = set()
+        self._latest: dict[str, asyncio.Task[None]] = {}  # by transactional id
+        self._is_closed = False
 
     def start(self, action: WriteMarkers) -> None:
         """Write a transaction's markers, and say so when all are committed."""
-        self._run(self._write_all(action), f"markers-{action.transactional_id}")
+        marker = self._marker(action)
+        if marker is None or self._is_closed:
+            return
+        transactional_id = action.transactional_id
+        earlier = self._latest.get(transactional_id)
+        if earlier is not None:
+            # A coordinator that was loaded anew asks again. Were both to go on, the slower one
+            # could end what the producer has opened since.
+            earlier.cancel()
+        task = self._run(self._write_all(action, marker), f"markers-{transactional_id}")
+        self._latest[transactional_id] = task
+        task.add_done_callback(lambda done: self._ended(transactional_id, done))
 
-    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _ended(self, transactional_id: str, task: "asyncio.Task[None]") -> None:
+        if self._latest.get(transactional_id) is task:
+            del self._latest[transactional_id]
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _write_all(self, action: WriteMarkers) -> None:
+    async def _write_all(self, action: WriteMarkers, marker: Marker) -> None:
         left = set(action.partitions)
         delay_s = RETRY_FIRST_S
         while left:
-            marker = self._marker(action)
             outcomes = [(each, self.append(each, marker)) for each in sorted(left)]
             for each, outcome in outcomes:
                 error_code = await outcome
@@ -89,8 +106,10 @@ class MarkerWriter:
                 delay_s = min(2 * delay_s, RETRY_MOST_S)
         self._on_done(action)
 
-    def _marker(self, action: WriteMarkers) -> Marker:
-        topic = self._metadata.image.topics[TRANSACTION_STATE]
+    def _marker(self, action: WriteMarkers) -> Marker | None:
+        topic = self._metadata.image.topics.get(TRANSACTION_STATE)
+        if topic is None:
+            return None  # Deleted in this very turn: nobody knows of the transaction any more.
         index = partition_of(action.transactional_id, len(topic.partitions))
         return Marker(
             action.stamp,
@@ -142,6 +161,7 @@ class MarkerWriter:
 
     async def close(self) -> None:
         """Stop; the markers that are missing are written after the next start."""
+        self._is_closed = True
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()

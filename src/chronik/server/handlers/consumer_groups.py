@@ -12,7 +12,7 @@ from chronik.protocol.messages.consumer_groups import (
     DescribedConsumerGroup,
 )
 from chronik.server.context import Context
-from chronik.server.handlers.groups import OPERATIONS_OMITTED
+from chronik.server.handlers.groups import OPERATIONS_OMITTED, in_turns
 from chronik.server.operations import GROUP_OPERATIONS
 
 
@@ -32,8 +32,8 @@ async def consumer_group_describe(
     context: Context, request: ConsumerGroupDescribeRequest
 ) -> ConsumerGroupDescribeResponse:
     operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_OMITTED
-    replies = [_describe(context, group_id, operations) for group_id in request.group_ids]
-    return ConsumerGroupDescribeResponse(groups=[await reply for reply in replies])
+    replies = (_describe(context, group_id, operations) for group_id in request.group_ids)
+    return ConsumerGroupDescribeResponse(groups=await in_turns(replies))
 
 
 def _describe(context: Context, group_id: str, operations: int) -> Pending:

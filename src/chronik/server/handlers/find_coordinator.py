@@ -7,6 +7,7 @@ coordinates it. The first request creates that topic. A key type that we do not 
 INVALID_REQUEST; a partition without a leader is COORDINATOR_NOT_AVAILABLE.
 """
 
+import asyncio
 from typing import Any
 
 from chronik.coordinator.runtime import CoordinatorRuntime
@@ -20,13 +21,18 @@ from chronik.server.context import Context
 
 GROUP, TRANSACTION = 0, 1
 BATCH_VERSION = 4
+FOUND_AT_ONCE = 500  # keys in one turn of the loop: 5 ms
 
 
 async def find_coordinator(
     context: Context, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
     keys = request.coordinator_keys if context.version >= BATCH_VERSION else (request.key,)
-    found = [await _find(context, request.key_type, key) for key in keys]
+    found = []
+    for key in keys:
+        found.append(await _find(context, request.key_type, key))
+        if len(found) % FOUND_AT_ONCE == 0:
+            await asyncio.sleep(0)
     if context.version >= BATCH_VERSION:
         return FindCoordinatorResponse(coordinators=found)
     first = found[0]

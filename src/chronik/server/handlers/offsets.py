@@ -32,6 +32,7 @@ from chronik.protocol.messages.transactions import (
     TxnOffsetCommitResponseTopic,
 )
 from chronik.server.context import Context
+from chronik.server.handlers.groups import in_turns
 
 MANY_GROUPS_VERSION = 8
 GROUP_ERROR_VERSION = 2
@@ -66,8 +67,8 @@ def _refused_commit(request: OffsetCommitRequest, error_code: ErrorCode) -> Offs
 
 async def offset_fetch(context: Context, request: OffsetFetchRequest) -> OffsetFetchResponse:
     if context.version >= MANY_GROUPS_VERSION:
-        replies = [_fetch(context, group, request.require_stable) for group in request.groups]
-        return OffsetFetchResponse(groups=[await reply for reply in replies])
+        replies = (_fetch(context, group, request.require_stable) for group in request.groups)
+        return OffsetFetchResponse(groups=await in_turns(replies))
     asked = OffsetFetchRequestGroup(group_id=request.group_id, topics=request.topics)
     group: OffsetFetchResponseGroup = await _fetch(context, asked, request.require_stable)
     topics = group.topics

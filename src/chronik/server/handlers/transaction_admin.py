@@ -5,13 +5,14 @@ Versions: WriteTxnMarkers 0-2, DescribeProducers 0, DescribeTransactions 0, List
 Behaviour
     WriteTxnMarkers appends the control records that end transactions. Kafka's tools send it too,
     to abort a transaction that hangs in a partition.
-    ListTransactions shows what this node coordinates; a state that it does not know is named.
+    ListTransactions shows what this node coordinates; a state that it does not know is named. Its
+    pattern is matched in linear time, since it may come from anybody.
 """
 
 import asyncio
-import re
 from collections.abc import Sequence
 
+from chronik.coordinator.consumer.regex import compile_regex
 from chronik.coordinator.effects import ProducerStamp
 from chronik.coordinator.transactions.marker_writer import Marker
 from chronik.coordinator.transactions.transaction import Transaction, TransactionState
@@ -175,9 +176,9 @@ async def list_transactions(
     wanted = {_STATES[name] for name in request.state_filters if name in _STATES}
     unknown = [name for name in request.state_filters if name not in _STATES]
     try:
-        pattern = re.compile(request.transactional_id_pattern or "")
-    except re.error:
-        return _no_transactions(ErrorCode.INVALID_REGULAR_EXPRESSION)
+        pattern = compile_regex(request.transactional_id_pattern or "")
+    except KafkaError as error:
+        return _no_transactions(error.code)
     if request.state_filters and not wanted:
         return _no_transactions(ErrorCode.NONE, unknown)
     now_ms = context.node.transactions.now_ms()

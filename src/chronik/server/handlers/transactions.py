@@ -101,7 +101,10 @@ async def _with_fresh_id(context: Context, transactional_id: str, decide: Decide
         )
         if not isinstance(outcome, ProducerIdNeeded):
             return outcome
-        fresh_id = await context.node.producer_ids.next()
+        try:
+            fresh_id = await context.node.producer_ids.next()
+        except KafkaError as error:
+            return Outcome(error.code)
 
 
 async def add_partitions_to_txn(
