@@ -13,7 +13,8 @@ help:
 	@echo "make setup   everything for development, in .venv"
 	@echo "make check   lint, types, import contracts, unit tests (the fast layer)"
 	@echo "make sim     crash campaigns on a simulated disk, many seeds (SEEDS=2000)"
-	@echo "make chaos   kill -9 of a loaded node, many times (KILLS=200)"
+	@echo "make chaos   kill -9 under load, many times (KILLS=200), and through a chain of transactions"
+	@echo "             (RECORDS=1000000)"
 	@echo "make bench   Chronik beside a real Apache Kafka, as ratios; then what a node costs inside"
 
 run: .setup/core
@@ -37,10 +38,12 @@ sim: .setup/dev
 	CHRONIK_SIM_SEEDS=$(or $(SEEDS),2000) $(BIN)/python -m pytest -q tests/sim
 
 chaos: .setup/dev
-	CHRONIK_KILLS=$(or $(KILLS),200) $(BIN)/python -m pytest -q -s --timeout 3600 tests/chaos/test_kill.py
+	CHRONIK_KILLS=$(or $(KILLS),200) CHRONIK_TEST_RECORDS=$(or $(RECORDS),1000000) \
+		$(BIN)/python -m pytest -q -s --timeout 3600 tests/chaos/test_kill.py tests/chaos/test_exactly_once.py
 
 bench: .setup/dev .setup/clients
 	$(BIN)/python -m bench $(ARGS)
+	$(BIN)/python -m bench.coordinators
 	$(BIN)/python -m bench.inside
 
 format: .setup/dev

@@ -22,6 +22,8 @@ GOALS = {
     "produce MB/s, fsync": (">=", 1.0),
     "produce MB/s, replicated": (">=", 1.3),
     "consume MB/s (assign)": (">=", 1.0),
+    "consumer-perf fetch MB/s": (">=", 1.0),
+    "transactional produce MB/s": (">=", 1.0),
     "p99 ms at 2,000 records/s": ("<=", 0.3),
     "start to first answer, s": ("<=", 0.2),
     "memory idle, MB": ("<=", 0.25),
@@ -70,6 +72,10 @@ def _run(home: Path, records: int, rounds: int, warm_up: int) -> Rows:
         rows["memory under load, MB"] = {
             name: max(each.memory_mb for each in many) for name, many in produced.items()
         }
+        transacted = _interleaved(
+            servers, rounds, lambda each: measures.produce(each, records, transaction_ms=100)
+        )
+        rows["transactional produce MB/s"] = _medians(transacted, lambda each: each.mb_per_s)
         # Half a minute, of which the first ten seconds are the client's own warming up.
         slow = _interleaved(
             servers,
@@ -84,6 +90,10 @@ def _run(home: Path, records: int, rounds: int, warm_up: int) -> Rows:
             servers, rounds, lambda each: measures.consume(each, "consume", records)
         )
         rows["consume MB/s (assign)"] = _medians(consumed, float)
+        perf = _interleaved(
+            servers, rounds, lambda each: measures.consumer_perf(each, "consume", records)
+        )
+        rows["consumer-perf fetch MB/s"] = _medians(perf, float)
         woken = {name: measures.wake_up(server) for name, server in servers.items()}
         rows["ack to a parked consumer, median ms"] = {name: two[0] for name, two in woken.items()}
         rows["ack to a parked consumer, p99 ms"] = {name: two[1] for name, two in woken.items()}

@@ -12,6 +12,7 @@ from bench.servers import Server, kafka_class_path
 
 RECORD_SIZE = 1024
 PERF = "org.apache.kafka.tools.ProducerPerformance"
+CONSUMER_PERF = "org.apache.kafka.tools.ConsumerPerformance"
 SUMMARY = re.compile(
     r"(?P<count>\d+) (?:steady state )?records sent, "
     r"(?P<rate>[\d.]+) records/sec \((?P<mb>[\d.]+) MB/sec\), "
@@ -37,8 +38,12 @@ def produce(
     rate: int = -1,
     topic: str | None = None,
     warm_up: int = 0,
+    transaction_ms: int = 0,
 ) -> Produced:
-    """Kafka's own producer-perf with 1 KiB records; the first `warm_up` ones are not counted."""
+    """Kafka's own producer-perf with 1 KiB records; the first `warm_up` ones are not counted.
+
+    With `transaction_ms` it writes in transactions and commits that often.
+    """
     topic = topic or f"bench-{uuid.uuid4().hex[:8]}"
     cpu = server.cpu_s()
     peak = _Peak(server)
@@ -46,6 +51,9 @@ def produce(
     command += ["--num-records", str(count), "--record-size", str(RECORD_SIZE)]
     command += ["--throughput", str(rate)]
     command += ["--warmup-records", str(warm_up)] if warm_up else []
+    if transaction_ms:
+        command += ["--transactional-id", f"{topic}-producer"]
+        command += ["--transaction-duration-ms", str(transaction_ms)]
     command += ["--producer-props"]
     command += [f"bootstrap.servers={server.bootstrap}", f"acks={acks}"]
     with peak:
@@ -60,6 +68,17 @@ def produce(
         cpu_s_per_gb=(server.cpu_s() - cpu) / gigabytes,
         memory_mb=peak.highest_mb,
     )
+
+
+def consumer_perf(server: Server, topic: str, count: int) -> float:
+    """MB/s of the fetch phase of Kafka's own consumer-perf, in a group of one."""
+    command = ["java", "-Xmx512m", "-cp", kafka_class_path(), CONSUMER_PERF, "--topic", topic]
+    command += ["--num-records", str(count), "--group", f"perf-{uuid.uuid4().hex[:8]}"]
+    command += ["--bootstrap-server", server.bootstrap, "--timeout", "60000", "--hide-header"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    fields = done.stdout.splitlines()[-1].split(", ")
+    assert int(fields[4]) >= count, done.stdout[-500:]
+    return float(fields[8])
 
 
 class _Peak:

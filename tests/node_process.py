@@ -1,4 +1,4 @@
-"""A node in a process of its own, on a port that it keeps, so that tests can kill and restart it."""
+"""A node in a process of its own, on a port that it keeps, that tests kill and start again."""
 
 import signal
 import socket
