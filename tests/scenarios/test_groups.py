@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 from group_world import FORMAT, Client, World, subscription
+from scripts_played import check_script
 
 from chronik.coordinator.effects import Caller
 from chronik.coordinator.groups.records import GroupMetadataKey, OffsetCommitKey
@@ -201,27 +202,9 @@ def shown(answer):
     return text + (", skips the assignment" if answer.skip_assignment else "")
 
 
-def play(text):
-    """The script with what really happens."""
-    player = Player()
-    lines = []
-    for line in text.splitlines():
-        if line.startswith("    "):
-            continue
-        lines.append(line)
-        if line and not line.startswith("#"):
-            lines += [f"    {each}" for each in player.run(line)]
-    return "\n".join(lines) + "\n"
-
-
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_script(path, request):
-    text = path.read_text()
-    found = play(text)
-    if request.config.getoption("--rewrite", default=False):
-        path.write_text(found)
-    else:
-        assert found == text
+    check_script(path, Player().run, request)
 
 
 def test_there_are_scripts():

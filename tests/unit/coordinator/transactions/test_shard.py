@@ -1,136 +1,22 @@
 """The transaction machine: given records and a request, then records and an answer."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transaction_world import A0, A1, B0, HOUR_MS, TIMEOUT_MS, Driver, new_shard
 
 from chronik.coordinator.effects import Effects, ProducerStamp
 from chronik.coordinator.transactions.shard import (
     BUSY_WAIT_MS,
     Outcome,
-    ProducerIdNeeded,
-    TransactionConfig,
-    TransactionShard,
     Verified,
     WriteMarkers,
 )
-from chronik.coordinator.transactions.transaction import EPOCH_MAX, S, Transaction
+from chronik.coordinator.transactions.transaction import EPOCH_MAX, S
 from chronik.model import TopicPartition
 from chronik.protocol.errors import ErrorCode
-
-A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
-HOUR_MS = 3_600_000
-TIMEOUT_MS = 60_000
-
-
-def new_shard() -> TransactionShard:
-    return TransactionShard(TransactionConfig(lambda: 900_000, lambda: 7 * 24 * HOUR_MS))
-
-
-class Driver:
-    """A shard, a clock, a log of its records, and the answers by token."""
-
-    def __init__(self) -> None:
-        self.shard = new_shard()
-        self.now_ms = 1_000_000
-        self.log: list[Any] = []
-        self.answers: dict[int, Any] = {}
-        self.markers: list[WriteMarkers] = []
-        self.next_id = 100
-        self.tokens = 0
-
-    def take(self, effects: Effects) -> None:
-        self.log += effects.records
-        self.markers += effects.actions
-        for token, response in effects.replies:
-            assert token not in self.answers, "answered twice"
-            self.answers[token] = response
-
-    def ask(self, decide: Callable[[int, int], Effects]) -> Any:
-        """Run a request; None if it waits."""
-        self.tokens += 1
-        token = self.tokens
-        self.take(decide(token, self.now_ms))
-        return self.answers.get(token)
-
-    def init(
-        self, name: str = "t", expected: ProducerStamp | None = None, timeout_ms: int = TIMEOUT_MS
-    ) -> Any:
-        fresh_id: int | None = None
-        while True:
-            answer = self.ask(
-                lambda token, now: self.shard.init_producer_id(
-                    name,
-                    timeout_ms,
-                    expected,
-                    fresh_id,  # noqa: B023
-                    token,
-                    now,
-                )
-            )
-            if not isinstance(answer, ProducerIdNeeded):
-                return answer
-            fresh_id = self.next_id
-            self.next_id += 1
-
-    def add(self, stamp: ProducerStamp, *partitions: TopicPartition, version: int = 1) -> Any:
-        return self.ask(
-            lambda token, now: self.shard.add_partitions(
-                "t", stamp, frozenset(partitions), version, token, now
-            )
-        )
-
-    def verify(self, stamp: ProducerStamp, *partitions: TopicPartition) -> Any:
-        return self.ask(
-            lambda token, now: self.shard.verify_partitions(
-                "t", stamp, frozenset(partitions), token, now
-            )
-        )
-
-    def end(self, stamp: ProducerStamp, committed: bool = True, version: int = 1) -> Any:
-        answer = self.ask(
-            lambda token, now: self.shard.end("t", stamp, committed, version, None, token, now)
-        )
-        if isinstance(answer, ProducerIdNeeded):
-            self.next_id += 1
-            answer = self.ask(
-                lambda token, now: self.shard.end(
-                    "t", stamp, committed, version, self.next_id, token, now
-                )
-            )
-        return answer
-
-    def finish(self, stamp: ProducerStamp, committed: bool = True, version: int = 1) -> Any:
-        """End a transaction, and write its markers: its end is answered then."""
-        assert self.end(stamp, committed, version) is None
-        token = self.tokens
-        self.write_markers()
-        return self.answers[token]
-
-    def write_markers(self) -> None:
-        markers, self.markers = self.markers, []
-        for each in markers:
-            self.take(self.shard.markers_written(each.transactional_id, each.stamp, self.now_ms))
-
-    def tick(self, ms: int) -> None:
-        self.now_ms += ms
-        self.take(self.shard.tick(self.now_ms))
-
-    def crash(self) -> None:
-        """Forget all but the log."""
-        self.shard = new_shard()
-        self.markers = []
-        for record in self.log:
-            self.shard.replay(record, None)
-        self.take(self.shard.loaded(self.now_ms))
-
-    @property
-    def known(self) -> Transaction:
-        return self.shard.transactions["t"]
 
 
 def ok(producer_id: int, epoch: int) -> Outcome:
