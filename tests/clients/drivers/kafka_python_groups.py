@@ -85,6 +85,11 @@ class GroupConsumer:
             **common,
             **extra,
         )
+        if MODERN:
+            # A join that overtakes its own metadata assigns nothing, and 3.0.12 never notices.
+            self._client.topics()
+            for topic in topics or ():
+                self._client.partitions_for_topic(topic)
         if assign is not None:
             self._client.assign([TopicPartition(topic, at) for topic, at in assign])
         elif pattern:
