@@ -98,7 +98,7 @@ def node_row(name: str) -> tuple[str, ...]:
         f"`{name}`",
         f"`--{name.replace('_', '-')}`",
         f"`{variable_of(name)}`",
-        value_text(None if default is None else str(default)),
+        value_text(None if default in (None, ()) else str(default)),
         NODE_SETTINGS[name].allowed,
         node_meaning(name),
     )

@@ -12,7 +12,7 @@ import os
 import random
 import socket
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple, Self
 
@@ -20,6 +20,7 @@ import msgspec
 
 from chronik.clock import Clock, SystemClock
 from chronik.config.effective import BrokerConfig
+from chronik.config.peers import Peer, cluster_id_of
 from chronik.config.settings import Settings, parse_address
 from chronik.coordinator.groups.records import GroupRecordFormat
 from chronik.coordinator.groups.shard import GroupShard
@@ -41,7 +42,8 @@ from chronik.metadata.journal import Journal, UnusableMetadata
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.metrics import Metrics
 from chronik.model import TopicPartition
-from chronik.protocol.errors import KafkaError
+from chronik.protocol import internal
+from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.replication.maintenance import Maintenance
 from chronik.replication.replicas import Replicas
 from chronik.server.context import Node, broker_config
@@ -49,7 +51,10 @@ from chronik.server.dispatch import dispatcher
 from chronik.server.encoded_topics import EncodedTopics
 from chronik.server.fetch_sessions import FetchSessions
 from chronik.server.listener import Listener
+from chronik.server.network import Network
 from chronik.server.producer_ids import ProducerIds
+from chronik.server.supervision import Supervision
+from chronik.server.transactions import on_transaction_call
 from chronik.storage.commit import GroupCommit
 from chronik.storage.disk import Disk, FileDisk
 from chronik.storage.errors import StorageError
@@ -126,14 +131,18 @@ class Broker:
             disk.sync_directory(path)
         disk.lock(f"{data_dir}/lock")
         identity = self._identify(data_dir)
-        self._start_metadata(data_dir)
+        self._start_metadata(data_dir, identity)
         self._start_replicas(data_dir)
         self._start_coordinators()
         self.node = self._node(identity, data_dir)
         server = await self._bind()
         self._stack.push_async_callback(self.listener.close)
+        await self._start_network()
         await self._register(identity, server)
-        # Not before: whatever they write is of the leader epoch that registering began.
+        # Not before: the image may be behind until then, and a topic that it does not show yet
+        # would pass for one that is gone.
+        self.replicas.start(self.metadata.image, self.metadata.caught_up())
+        # Nor this: whatever they write is of the leader epoch that registering began.
         self.groups.start()
         self.transactions.start()
         await self.listener.serve()
@@ -145,7 +154,7 @@ class Broker:
         if not self._disk.exists(path):
             identity = Identity(
                 format=DATA_FORMAT,
-                cluster_id=id_text(uuid.uuid4().bytes),
+                cluster_id=id_text(self._founded_cluster()),
                 node_id=self.settings.node_id,
                 directory_id=id_text(uuid.uuid4().bytes),
             )
@@ -165,14 +174,76 @@ class Broker:
             )
         return identity
 
-    def _start_metadata(self, data_dir: str) -> None:
+    def _founded_cluster(self) -> bytes:
+        """The id of a new cluster: peers that found it together each find the same one."""
+        peers = self.settings.peers
+        return cluster_id_of(peers) if len(peers) > 1 else uuid.uuid4().bytes
+
+    def _start_metadata(self, data_dir: str, identity: Identity) -> None:
         self._commit = GroupCommit(self._disk, self._on_durable, self._on_failed)
         journal = Journal(self._disk, f"{data_dir}/__chronik_metadata", self._clock.wall_ms)
         self._metadata_log = journal.log
-        self.metadata = MetadataRuntime(journal, self._commit, self.settings.node_id)
+        self.network = Network(
+            identity=internal.Identity(
+                identity.cluster_id,
+                identity.node_id,
+                identity.directory_id,
+                self._incarnation_id,
+            ),
+            secret=(self.settings.secret or "").encode(),
+            peers=self.settings.peers,
+            disk=self._disk,
+            on_connected=lambda peer: self.supervision.connected(peer),
+            on_lost=lambda peer: self.supervision.lost(peer),
+            on_call=self._on_call,
+        )
+        self.metadata = MetadataRuntime(
+            journal,
+            self._commit,
+            self.settings.node_id,
+            self._disk,
+            directory_id=identity.directory_id,
+            clock=self._clock,
+            send=self.network.send,
+            call=self.network.call,
+            founders=frozenset(peer.node_id for peer in self.settings.peers),
+        )
+        self.network.metadata, self.network.journal = self.metadata, journal
+        self.supervision = Supervision(self.metadata, self._clock, self.network.is_connected)
         self.metadata.broker_config = self._broker_config_in
         self.metadata.start()
         self._stack.push_async_callback(self._stop_storage)
+
+    @property
+    def _own_peer(self) -> Peer | None:
+        peers = self.settings.peers
+        return next((each for each in peers if each.node_id == self.settings.node_id), None)
+
+    async def _start_network(self) -> None:
+        """Meet the other nodes, if there are any, and let Raft's time begin."""
+        own = self._own_peer
+        if own is not None and len(self.settings.peers) > 1:
+            try:
+                await self.network.open(self.settings.host, own.internal_port)
+            except OSError as error:
+                reason = os.strerror(error.errno) if error.errno else str(error)
+                place = f"{self.settings.host}:{own.internal_port}"
+                raise StartFailed(f"cannot listen on {place} (--peers): {reason}") from None
+            self._stack.push_async_callback(self.network.close)
+        self.metadata.consensus.run()
+
+    def _on_call(self, peer: internal.Hello, method: str, body: bytes) -> Awaitable[bytes] | bytes:
+        match method:
+            case "submit":
+                return self.metadata.on_submit(body)
+            case "heartbeat":
+                return self.supervision.on_heartbeat(body)
+            case "transaction":
+                return on_transaction_call(self.node, body)
+            case "marker":
+                return self.marker_writer.on_call(body)
+            case _:
+                raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"There is no call {method!r}.")
 
     def _start_replicas(self, data_dir: str) -> None:
         commit = self._commit
@@ -180,6 +251,7 @@ class Broker:
             commit = GroupCommit(self._disk, self._on_durable, self._on_failed, FLUSH_INTERVAL_MS)
         self._partition_commit = commit
         self.replicas = Replicas(
+            node_id=self.settings.node_id,
             disk=self._disk,
             data_dir=data_dir,
             durability=self.settings.durability,
@@ -187,7 +259,6 @@ class Broker:
             clock=self._clock,
             broker_config=self.broker_config,
         )
-        self.replicas.start(self.metadata.image, self.metadata.removed_topics)
         self.metadata.subscribe(self.replicas.on_image)
 
     def _start_coordinators(self) -> None:
@@ -278,6 +349,7 @@ class Broker:
 
     async def _register(self, identity: Identity, bound: tuple[str, int]) -> None:
         host, port = self._advertised(bound)
+        own = self._own_peer
         command = RegisterBroker(
             node_id=self.settings.node_id,
             incarnation_id=self._incarnation_id,
@@ -285,8 +357,11 @@ class Broker:
             host=host,
             port=port,
             rack=self.settings.rack,
+            internal_host=own.host if own is not None else "",
+            internal_port=own.internal_port if own is not None else 0,
         )
-        epoch = await self.metadata.submit(command)
+        epoch = await self.supervision.register(command)
+        self._registration = (command, epoch)
         logger.info(
             "registered",
             extra={
@@ -317,6 +392,10 @@ class Broker:
         tasks.start(maintenance.checkpoints(), "checkpoints")
         tasks.start(maintenance.producer_expiry(), "producer-expiry")
         tasks.start(self._sample_lag(), "loop-lag")
+        if len(self.settings.peers) > 1:
+            tasks.start(self.supervision.heartbeats(*self._registration), "heartbeats")
+            tasks.start(self.supervision.watch(), "watch")
+            tasks.start(self.metadata.consensus.save_commit_index(), "commit-index")
         if self.settings.http_port >= 0:
             await self._start_http()
 
@@ -431,7 +510,22 @@ def _host_name() -> str:
 
 
 async def run(settings: Settings, ready: Callable[[Addresses], None], stop: asyncio.Event) -> None:
-    """Run a node until `stop` is set; `ready` is called once it serves."""
-    async with Broker(settings) as broker:
+    """Run a node until `stop` is set; `ready` is called once it serves.
+
+    A node may wait for its cluster for as long as that takes, and can be stopped meanwhile.
+    """
+    broker = Broker(settings)
+    starting = asyncio.create_task(broker.__aenter__(), name="start")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait((starting,))
+        return
+    await starting
+    try:
         ready(broker.addresses)
         await stop.wait()
+    finally:
+        await broker.__aexit__()

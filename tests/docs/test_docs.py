@@ -163,15 +163,19 @@ def write_tools(home: Path, jars: Path) -> None:
 
 def test_readme_settings(tmp_path: Path) -> None:
     text = README.read_text()
-    (document,) = re.findall(r"^```toml\n(.*?)^```$", text, re.M | re.S)
+    document, peers = re.findall(r"^```toml\n(.*?)^```$", text, re.M | re.S)
     (tmp_path / "chronik.toml").write_text(document)
     settings = resolve({}, {}, file=str(tmp_path / "chronik.toml"))
     assert settings.host == tomllib.loads(document)["host"]
     assert settings.kafka["num.partitions"] == "4"
+    (tmp_path / "peers.toml").write_text(peers)
+    (own,) = resolve({}, {}, file=str(tmp_path / "peers.toml")).peers
+    assert (own.node_id, own.internal_port, own.rack) == (1, 9192, "a")
     starts = re.findall(r"^(?:CHRONIK_\S+ )*chronik start(.*)$", text, re.M)
-    assert len(starts) == 3
+    assert len(starts) == 4
+    (listed,) = re.findall(r"^PEERS=(.*)$", text, re.M)
     for options in starts:
-        given = node.parse(options.split())
+        given = node.parse(options.replace("$PEERS", listed).split())
         assert given is not None, options
         resolve(given.options, {}, sets=given.sets)
 

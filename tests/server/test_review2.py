@@ -22,6 +22,7 @@ from chronik.protocol.messages.configs import (
     IncrementalAlterConfigsResource,
 )
 from chronik.protocol.messages.topics import DeleteTopicsRequest
+from chronik.raft.types import Snapshot
 from chronik.replication import partition as partition_module
 from chronik.replication.partition import Partition
 from chronik.replication.producers import Producers
@@ -385,7 +386,7 @@ def on_runtime(work: Callable[[MetadataRuntime, MemoryDisk], Awaitable[None]]) -
     async def run() -> None:
         disk = MemoryDisk()
         commit = GroupCommit(disk, lambda log: made.on_durable(), lambda log, error: None)
-        made = MetadataRuntime(Journal(disk, "/data/m", lambda: 1), commit, node_id=1)
+        made = MetadataRuntime(Journal(disk, "/data/m", lambda: 1), commit, 1, disk)
         made.start()
         register = RegisterBroker(node_id=1, incarnation_id="i", directory_id="d", host="h", port=1)
         await made.submit(register)
@@ -467,10 +468,12 @@ def test_the_end_of_a_snapshot_is_always_told(
             monkeypatch.setattr(owner, broken, full)
         index = metadata.applied_index
         metadata._journal.save_snapshot_later(
-            index, 1, metadata.image.to_records, lambda *answer: told.set_result(answer)
+            Snapshot(index, 1),
+            metadata.image.to_records,
+            lambda *answer: told.set_result(answer),
         )
-        told_index, error = await asyncio.wait_for(told, 5)
-        assert told_index == index
+        snapshot, error = await asyncio.wait_for(told, 5)
+        assert snapshot.index == index
         assert (error is None) == (broken is None)
 
     on_runtime(work)

@@ -37,6 +37,17 @@ def start(
     durability: Annotated[
         str | None, typer.Option(metavar="fsync|replicated", help="What an ack means. [fsync]")
     ] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID@HOST:KAFKA_PORT:INTERNAL_PORT,...",
+            help="All nodes of a cluster, this one included.",
+        ),
+    ] = None,
+    secret: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What only the nodes of a cluster know."),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error. [info]")
     ] = None,
@@ -57,6 +68,8 @@ def start(
         "node_id": node_id,
         "rack": rack,
         "durability": durability,
+        "peers": peers,
+        "secret": secret,
         "log_level": log_level,
     }
     raise typer.Exit(node.start(node.Given(options, config, tuple(sets or ()))))

@@ -7,7 +7,7 @@ some. Answers are the wire's own messages: they are frozen and have Kafka's name
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from chronik.client.cluster import Cluster, check, check_topic
 from chronik.client.offsets import list_offsets
@@ -20,9 +20,11 @@ from chronik.protocol.apis import (
     DESCRIBE_CLUSTER,
     DESCRIBE_CONFIGS,
     DESCRIBE_LOG_DIRS,
+    DESCRIBE_QUORUM,
     INCREMENTAL_ALTER_CONFIGS,
+    UNREGISTER_BROKER,
 )
-from chronik.protocol.errors import ErrorCode
+from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.messages.cluster import (
     DescribeClusterRequest,
     DescribeClusterResponse,
@@ -41,6 +43,17 @@ from chronik.protocol.messages.configs import (
     IncrementalAlterConfigsResponse,
 )
 from chronik.protocol.messages.metadata import MetadataResponseTopic
+from chronik.protocol.messages.quorum import (
+    METADATA_TOPIC,
+    DescribeQuorumNode,
+    DescribeQuorumPartition,
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartition,
+    DescribeQuorumRequestTopic,
+    DescribeQuorumResponse,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
+)
 from chronik.protocol.messages.topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -82,6 +95,40 @@ _SET: Final = 0
 _DELETE: Final = 1
 # A request that was refused so was certainly not carried out: it may be sent to somebody else.
 _NOT_DONE: Final = frozenset({ErrorCode.NOT_CONTROLLER})
+
+
+class Quorum(NamedTuple):
+    """The metadata log as one node sees it, and the registered nodes."""
+
+    log: DescribeQuorumPartition
+    nodes: Sequence[DescribeQuorumNode]
+
+    @property
+    def is_leaders(self) -> bool:
+        """Whether it is the leader that says so; others know of nobody's log but their own."""
+        return self.log.error_code == ErrorCode.NONE
+
+
+QUORUM_REQUEST: Final = DescribeQuorumRequest(
+    topics=[
+        DescribeQuorumRequestTopic(
+            topic_name=METADATA_TOPIC,
+            partitions=[DescribeQuorumRequestPartition(partition_index=0)],
+        )
+    ],
+    is_own_view=True,
+)
+
+
+def quorum_of(response: DescribeQuorumResponse) -> Quorum:
+    """What a node says about the quorum, leader or not; KafkaError if it says nothing."""
+    logs = [log for topic in response.topics for log in topic.partitions]
+    if not logs:
+        check(response.error_code, "quorum", response.error_message)
+        raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "an answer without a quorum")
+    if logs[0].error_code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
+        check(logs[0].error_code, "quorum", logs[0].error_message)
+    return Quorum(logs[0], response.nodes)
 
 
 class Admin:
@@ -228,6 +275,38 @@ class Admin:
         )
         check(response.error_code, "cluster", response.error_message)
         return response
+
+    async def quorum_at(self, node_id: int) -> Quorum:
+        """The quorum as this node sees it."""
+        link = await self._cluster.link(node_id)
+        response: DescribeQuorumResponse = await link.send(
+            QUORUM_REQUEST, DESCRIBE_QUORUM, timeout_s=self._cluster.timeout_s
+        )
+        return quorum_of(response)
+
+    async def describe_quorum(self) -> Quorum:
+        """The quorum as its leader sees it, whoever is asked first; again until there is one."""
+
+        async def ask() -> Quorum:
+            await self._cluster.refresh(())
+            found = await self.quorum_at(self._cluster.controller_id)
+            if not found.is_leaders and found.log.leader_id >= 0:
+                found = await self.quorum_at(found.log.leader_id)
+            check(found.log.error_code, "nobody leads the cluster", found.log.error_message)
+            return found
+
+        return await self._cluster.retry(ask)
+
+    async def unregister_broker(self, node_id: int) -> None:
+        """Forget a broker."""
+
+        async def ask() -> None:
+            response: UnregisterBrokerResponse = await self._cluster.send_to_controller(
+                UnregisterBrokerRequest(broker_id=node_id), UNREGISTER_BROKER
+            )
+            check(response.error_code, f"broker {node_id}", response.error_message)
+
+        await self._cluster.retry(ask, codes=_NOT_DONE)
 
     async def delete_records(
         self, before: Mapping[TopicPartition, int]

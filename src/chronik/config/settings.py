@@ -7,11 +7,12 @@ of these places: a setting that is silently ignored is a setting that somebody r
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from chronik.config.broker_settings import BROKER_SETTINGS
 from chronik.config.definitions import InvalidSetting, render
+from chronik.config.peers import Peer, parse_peers, peers_of_tables
 
 Durability = Literal["fsync", "replicated"]
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -43,6 +44,8 @@ class Settings:
     node_id: int = 1
     rack: str | None = None
     durability: Durability = "fsync"
+    peers: tuple[Peer, ...] = ()
+    secret: str | None = None
     log_level: str = "info"
     kafka: Mapping[str, str] = field(default_factory=dict)
 
@@ -102,6 +105,10 @@ NODE_SETTINGS: Final[Mapping[str, NodeSetting]] = {
     "node_id": NodeSetting(_number(0, 2**31 - 1), "a whole number from 0 to 2147483647"),
     "rack": NodeSetting(_text, "a name"),
     "durability": NodeSetting(_choice("fsync", "replicated"), "fsync or replicated"),
+    "peers": NodeSetting(
+        parse_peers, "ID@HOST:KAFKA_PORT:INTERNAL_PORT,... of all nodes, this one included"
+    ),
+    "secret": NodeSetting(_text, "what all nodes of a cluster, and nobody else, know"),
     "log_level": NodeSetting(_choice(*LOG_LEVELS), ", ".join(LOG_LEVELS)),
 }
 
@@ -123,10 +130,29 @@ def resolve(
             (variable_of(name), environment.get(variable_of(name))),
             (f"{name} in {file}", document.get(name)),
         ):
+            if isinstance(value, list) and name == "peers" and file is not None:
+                given[name] = peers_of_tables(value, file)
+                break
             if value is not None:
                 given[name] = _parse(setting, place, value)
                 break
-    return Settings(**given, kafka=_kafka(sets, environment, document.get("kafka", {}), file))
+    settings = Settings(**given, kafka=_kafka(sets, environment, document.get("kafka", {}), file))
+    return _with_own_peer(settings)
+
+
+def _with_own_peer(settings: Settings) -> Settings:
+    """A node among peers listens where its own entry says."""
+    if not settings.peers:
+        return settings
+    own = next((peer for peer in settings.peers if peer.node_id == settings.node_id), None)
+    if own is None:
+        raise InvalidSetting(f"--peers: node {settings.node_id} itself is not among them")
+    return replace(
+        settings,
+        port=own.kafka_port,
+        advertise=settings.advertise or f"{own.host}:{own.kafka_port}",
+        rack=settings.rack or own.rack,
+    )
 
 
 def variable_of(name: str) -> str:

@@ -133,6 +133,8 @@ class CoordinatorRuntime(Generic[M]):
         if topic is None or self._is_closed:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
         index = partition_of(key, len(topic.partitions))
+        if topic.partitions[index].leader != self._metadata.node_id:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR)
         shard = self._shards.get(index) or self._open(topic, index)
         if shard.state is ShardState.LOADING:
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
@@ -186,7 +188,8 @@ class CoordinatorRuntime(Generic[M]):
         topic = self.topic
         for index in range(len(topic.partitions) if topic is not None else 0):
             assert topic is not None
-            if not self._replicas.find(topic, index).is_loaded:
+            is_ours = topic.partitions[index].leader == self._metadata.node_id
+            if is_ours and not self._replicas.find(topic, index).is_loaded:
                 self._open(topic, index)
 
     def _open(self, topic: Topic, index: int, delay_s: float = 0) -> Shard[M]:

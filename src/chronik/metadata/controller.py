@@ -4,37 +4,43 @@ Each `decide` case validates fully, so that no record that was logged can fail t
 command that cannot be is answered with a KafkaError. The records of one command are one entry of
 the log: a topic appears with all its partitions and settings, or not at all.
 
+Topics, settings and producer ids are decided here; `brokers` and `partitions` decide the rest.
+
 See Kafka's ReplicationControlManager for the error codes, which clients depend on.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from chronik.config import limits
 from chronik.config.broker_settings import BROKER_SETTINGS
 from chronik.config.definitions import Definition, InvalidSetting, Update, render
 from chronik.config.effective import BrokerConfig
 from chronik.config.topic_settings import TOPIC_SETTINGS
+from chronik.metadata import brokers, partitions
 from chronik.metadata.commands import (
     AllocateProducerIds,
     AlterConfig,
+    AssignPartition,
     Command,
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
     RegisterBroker,
+    RemoveBroker,
+    SetPartitionLeader,
+    UpdateBrokerStatus,
+    UpdateISR,
 )
+from chronik.metadata.decision import Decision as Decision  # callers know it from here
 from chronik.metadata.image import BROKER, TOPIC, Image, Topic, collision_key, id_bytes
-from chronik.metadata.placement import place, rack_ring
+from chronik.metadata.placement import place, rack_ring, turn_after
 from chronik.metadata.records import (
-    BrokerRecord,
+    NO_LEADER,
     ConfigRecord,
-    LeaderEpochsRecord,
     PartitionRecord,
     ProducerIdsRecord,
-    Record,
     TopicRecord,
     TopicRemovedRecord,
 )
@@ -43,19 +49,14 @@ from chronik.protocol.errors import ErrorCode, KafkaError
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What to log, and what to answer once it is committed."""
-
-    records: Sequence[Record]
-    response: Any
+# Followers do not copy yet, so only the leader has what is written, and nobody else may lead in
+# its place. Once they do, a new partition starts with all its online replicas in sync.
+ISR_STARTS_ALONE: Final = True
 
 
 def decide(image: Image, command: Command, config: BrokerConfig, next_index: int) -> Decision:
     """The records and the response of a command, or KafkaError."""
     match command:
-        case RegisterBroker():
-            return register_broker(command, next_index)
         case CreateTopic():
             return create_topic(image, command, config)
         case DeleteTopic():
@@ -66,19 +67,34 @@ def decide(image: Image, command: Command, config: BrokerConfig, next_index: int
             return alter_config(image, command)
         case AllocateProducerIds():
             return allocate_producer_ids(image, command)
+        case RegisterBroker() | UpdateBrokerStatus() | RemoveBroker():
+            return _decide_broker(image, command, next_index)
+        case AssignPartition() | SetPartitionLeader() | UpdateISR():
+            return _decide_partition(image, command)
 
 
-def register_broker(command: RegisterBroker, next_index: int) -> Decision:
-    record = BrokerRecord(
-        node_id=command.node_id,
-        epoch=next_index,
-        incarnation_id=command.incarnation_id,
-        directory_id=command.directory_id,
-        host=command.host,
-        port=command.port,
-        rack=command.rack,
-    )
-    return Decision((record, LeaderEpochsRecord(node_id=command.node_id)), next_index)
+def _decide_broker(
+    image: Image, command: RegisterBroker | UpdateBrokerStatus | RemoveBroker, next_index: int
+) -> Decision:
+    match command:
+        case RegisterBroker():
+            return brokers.register_broker(image, command, next_index)
+        case UpdateBrokerStatus():
+            return brokers.update_broker_status(image, command)
+        case RemoveBroker():
+            return brokers.remove_broker(image, command)
+
+
+def _decide_partition(
+    image: Image, command: AssignPartition | SetPartitionLeader | UpdateISR
+) -> Decision:
+    match command:
+        case AssignPartition():
+            return partitions.assign_partition(image, command)
+        case SetPartitionLeader():
+            return partitions.set_partition_leader(image, command)
+        case UpdateISR():
+            return partitions.update_isr(image, command)
 
 
 def create_topic(image: Image, command: CreateTopic, config: BrokerConfig) -> Decision:
@@ -97,15 +113,15 @@ def create_topic(image: Image, command: CreateTopic, config: BrokerConfig) -> De
     configs = checked_changes(TOPIC_SETTINGS, command.configs, topic=True)
     replicas = _topic_replicas(image, command, config)
     topic = TopicRecord(name=command.name, topic_id=command.topic_id)
-    partitions = tuple(
-        _partition(command.topic_id, partition, ids) for partition, ids in enumerate(replicas)
+    created = tuple(
+        _partition(image, command.topic_id, index, ids) for index, ids in enumerate(replicas)
     )
     settings = [
         ConfigRecord(resource=TOPIC, resource_name=command.name, name=name, value=value)
         for name, value in configs.items()
     ]
-    response = Topic(topic, id_bytes(command.topic_id), partitions)
-    return Decision((topic, *partitions, *settings), response)
+    response = Topic(topic, id_bytes(command.topic_id), created)
+    return Decision((topic, *created, *settings), response)
 
 
 def check_topic_name(name: str) -> None:
@@ -138,8 +154,10 @@ def _topic_replicas(
         )  # fmt: skip
     _check_partition_count(count)
     factor = command.replication_factor
-    ring = rack_ring(image.online_brokers)
+    ring = rack_ring(image.placeable_brokers)
     if factor == -1:
+        # The setting's own default is 1. Three, as far as there are brokers, would promise copies
+        # that nobody makes yet.
         factor = config.integer("default.replication.factor")
     if factor <= 0:
         raise KafkaError(
@@ -150,9 +168,9 @@ def _topic_replicas(
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"Unable to replicate the partition {factor} time(s): the target replication factor "
-            f"of {factor} cannot be reached because only {len(ring)} broker(s) are registered.",
+            f"of {factor} cannot be reached because only {len(ring)} broker(s) are online.",
         )
-    return place(ring, 0, count, factor, _start(command.topic_id))
+    return place(ring, image.partition_count, count, factor)
 
 
 def _check_partition_count(count: int) -> None:
@@ -185,16 +203,12 @@ def _check_assignments(
     image: Image, assignments: Sequence[Sequence[int]], replication_factor: int
 ) -> None:
     for replicas in assignments:
+        partitions.check_replicas(image, tuple(replicas))
         reason = None
-        if not replicas:
-            reason = "an empty replica list"
-        elif len(set(replicas)) != len(replicas):
-            reason = f"duplicate replicas {list(replicas)}"
-        elif len(replicas) != replication_factor:
+        if len(replicas) != replication_factor:
             reason = f"{len(replicas)} replicas where others have {replication_factor}"
-        elif any(node_id not in image.brokers for node_id in replicas):
-            unknown = next(node_id for node_id in replicas if node_id not in image.brokers)
-            reason = f"broker {unknown}, which is not registered"
+        elif not image.online_ids.intersection(replicas):
+            reason = f"replicas {list(replicas)}, none of which is online"
         if reason is not None:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -202,18 +216,19 @@ def _check_assignments(
             )
 
 
-def _start(topic_id: str) -> int:
-    """Topic ids are random, so they serve as the chance that placement needs."""
-    return int.from_bytes(id_bytes(topic_id)[8:], "big")
-
-
-def _partition(topic_id: str, partition: int, replicas: tuple[int, ...]) -> PartitionRecord:
+def _partition(
+    image: Image, topic_id: str, partition: int, replicas: tuple[int, ...]
+) -> PartitionRecord:
+    leader = partitions.choose_leader(image, replicas)
+    assert leader != NO_LEADER, "replicas were checked"
+    online = tuple(each for each in replicas if each in image.online_ids)
+    isr = (leader,) if ISR_STARTS_ALONE else online
     return PartitionRecord(
         topic_id=topic_id,
         partition=partition,
         replicas=replicas,
-        isr=replicas,
-        leader=replicas[0],
+        isr=replicas if isr == replicas else isr,  # One object: there may be many thousands.
+        leader=leader,
     )
 
 
@@ -240,10 +255,11 @@ def create_partitions(image: Image, command: CreatePartitions) -> Decision:
     added = command.count - current
     factor = len(topic.partitions[0].replicas)
     if command.assignments is None:
-        ring = rack_ring(image.online_brokers)
+        ring = rack_ring(image.placeable_brokers)
         if factor > len(ring):
             raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, "Too few brokers are online.")
-        replicas = place(ring, current, added, factor, _start(topic.record.topic_id))
+        turn = turn_after(ring, topic.partitions[-1].replicas[0], image.partition_count)
+        replicas = place(ring, turn, added, factor)
     else:
         if len(command.assignments) != added:
             raise KafkaError(
@@ -254,7 +270,7 @@ def create_partitions(image: Image, command: CreatePartitions) -> Decision:
         _check_assignments(image, command.assignments, factor)
         replicas = [tuple(ids) for ids in command.assignments]
     topic_id = topic.record.topic_id
-    records = [_partition(topic_id, current + n, ids) for n, ids in enumerate(replicas)]
+    records = [_partition(image, topic_id, current + n, ids) for n, ids in enumerate(replicas)]
     return Decision(records, None)
 
 
@@ -315,9 +331,7 @@ def _check_dynamic(changes: Mapping[str, str | None], broker_name: str) -> None:
 
 
 def allocate_producer_ids(image: Image, command: AllocateProducerIds) -> Decision:
-    broker = image.brokers.get(command.node_id)
-    if broker is None or broker.epoch != command.broker_epoch:
-        raise KafkaError(ErrorCode.STALE_BROKER_EPOCH)
+    partitions.check_broker_epoch(image, command.node_id, command.broker_epoch)
     first = image.next_producer_id
     after = first + limits.PRODUCER_ID_BLOCK
     record = ProducerIdsRecord(node_id=command.node_id, next_producer_id=after)

@@ -22,7 +22,14 @@ from chronik.metadata.records import Record, UndecodableRecord, decode_records, 
 from chronik.protocol.batch import LENGTH_OVERHEAD, read_header
 from chronik.protocol.records import Record as LogRecord
 from chronik.protocol.records import build_batch, iter_records
-from chronik.raft.types import FIRST_INDEX, Entry, EntryKind, HardState
+from chronik.raft.types import (
+    FIRST_INDEX,
+    Entry,
+    EntryKind,
+    HardState,
+    Membership,
+    Snapshot,
+)
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Disk
 from chronik.storage.log import Log
@@ -46,6 +53,9 @@ class _Vote(msgspec.Struct, frozen=True, kw_only=True):
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     term: int
+    voters: list[int] = []  # none in a snapshot of a release that knew no others
+    learners: list[int] = []
+    directories: dict[int, str] = {}
     records: list[dict[str, Any]]
 
 
@@ -59,6 +69,7 @@ class Journal:
         self._vote_path = f"{directory}/vote.json"
         self.log = Log(disk, directory, LogConfig(segment_bytes=64 * 1024 * 1024))
         self.last_index = FIRST_INDEX - 1
+        self.state = HardState()  # as it is on disk
 
     def load(self) -> HardState:
         """Recover the log and the vote. Blocking: runs before the node serves anything."""
@@ -69,6 +80,7 @@ class Journal:
         if self._disk.exists(self._vote_path):
             vote = self._read_vote()
             state = HardState(term=vote.term, vote=vote.vote, commit_index=vote.commit_index)
+            self.state = state
         elif has_log:
             raise UnusableMetadata(
                 f"{self._vote_path} is missing although the metadata log is there: the vote is "
@@ -98,6 +110,7 @@ class Journal:
         vote = _Vote(term=state.term, vote=state.vote, commit_index=state.commit_index)
         self._disk.make_directory(self._directory)
         self._disk.write_durably(self._vote_path, msgspec.json.encode(vote))
+        self.state = state
 
     def append(self, entry: Entry) -> None:
         """Write one entry; it is durable once the group commit says so."""
@@ -123,11 +136,28 @@ class Journal:
                     yield _entry(batch, header.base_offset, header.leader_epoch)
                     index = header.base_offset + 1
 
-    def save_snapshot(self, index: int, term: int, records: Iterable[Record]) -> None:
-        """Write a snapshot, then drop older ones and the entries that it replaces."""
+    def truncate(self, index: int) -> None:
+        """Drop the entry at an index and what follows it: another leader never had them. Blocks."""
+        self.log.truncate(index)
+        self.last_index = self.log.end_offset - 1
+
+    # Snapshots.
+
+    def _save_snapshot(self, snapshot: Snapshot, records: Iterable[Record]) -> None:
         documents = msgspec.json.decode(encode_records(records), type=list[dict[str, Any]])
-        data = msgspec.json.encode(_Snapshot(index=index, term=term, records=documents))
-        name = f"snapshot-{index:020d}-{term}.json"
+        document = _Snapshot(
+            index=snapshot.index,
+            term=snapshot.term,
+            voters=sorted(snapshot.membership.voters),
+            learners=sorted(snapshot.membership.learners),
+            directories=dict(snapshot.membership.directories),
+            records=documents,
+        )
+        self._write_snapshot(snapshot, msgspec.json.encode(document))
+
+    def _write_snapshot(self, snapshot: Snapshot, data: bytes) -> None:
+        """Write a snapshot, then drop older ones."""
+        name = _name_of(snapshot)
         self._disk.write_durably(f"{self._directory}/{name}", data)
         for other in self._snapshots():
             if other < name:
@@ -135,10 +165,9 @@ class Journal:
 
     def save_snapshot_later(
         self,
-        index: int,
-        term: int,
+        snapshot: Snapshot,
         records: Callable[[], Iterable[Record]],
-        done: Callable[[int, BaseException | None], None],
+        done: Callable[[Snapshot, BaseException | None], None],
     ) -> None:
         """Write a snapshot off the loop, then forget the entries it replaces, then say so.
 
@@ -149,38 +178,62 @@ class Journal:
             error = _failure(writing)
             if error is None:
                 try:
-                    self.log.advance_log_start(index + 1)
+                    self.log.advance_log_start(snapshot.index + 1)
                     forgetting = self._disk.run(self.log.checkpoint)
                 except Exception as reason:
                     error = reason
                 else:
-                    forgetting.add_done_callback(lambda each: done(index, _failure(each)))
+                    forgetting.add_done_callback(lambda each: done(snapshot, _failure(each)))
                     return
-            done(index, error)
+            done(snapshot, error)
 
-        writing = self._disk.run(lambda: self.save_snapshot(index, term, records()))
+        writing = self._disk.run(lambda: self._save_snapshot(snapshot, records()))
         writing.add_done_callback(written)
 
-    def load_snapshot(self) -> tuple[int, int, list[Record]] | None:
-        """Index, term and records of the newest snapshot."""
+    def install(self, snapshot: Snapshot, data: bytes) -> None:
+        """A leader's snapshot takes the place of the whole log. Blocks."""
+        _read_snapshot(data, f"the snapshot at {snapshot.index} from the leader")
+        self._write_snapshot(snapshot, data)
+        self.log.reset(snapshot.index + 1)
+        self.last_index = snapshot.index
+
+    def snapshot_data(self, snapshot: Snapshot) -> bytes:
+        """The bytes of a snapshot, to be sent to somebody or to be read. Blocks."""
+        path = f"{self._directory}/{_name_of(snapshot)}"
+        return bytes(self._disk.pread(path, self._disk.size(path), 0))
+
+    def load_snapshot(self) -> tuple[Snapshot, list[Record]] | None:
+        """The newest snapshot and its records."""
         names = self._snapshots()
         if not names:
             return None
         path = f"{self._directory}/{names[-1]}"
-        try:
-            snapshot = msgspec.json.decode(
-                self._disk.pread(path, self._disk.size(path), 0), type=_Snapshot
-            )
-            records = decode_records(msgspec.json.encode(snapshot.records))
-        except (msgspec.MsgspecError, UndecodableRecord) as reason:
-            raise UnusableMetadata(f"{path} cannot be read: {reason}") from None
-        return snapshot.index, snapshot.term, records
+        return _read_snapshot(bytes(self._disk.pread(path, self._disk.size(path), 0)), path)
 
     def _snapshots(self) -> list[str]:
         if not self._disk.exists(self._directory):
             return []
         names = self._disk.list(self._directory)
         return sorted(n for n in names if n.startswith("snapshot-") and n.endswith(".json"))
+
+
+def read_snapshot(data: bytes) -> list[Record]:
+    """The records of a snapshot that has been installed."""
+    return _read_snapshot(data, "a snapshot")[1]
+
+
+def _read_snapshot(data: bytes, place: str) -> tuple[Snapshot, list[Record]]:
+    try:
+        found = msgspec.json.decode(data, type=_Snapshot)
+        records = decode_records(msgspec.json.encode(found.records))
+    except (msgspec.MsgspecError, UndecodableRecord) as reason:
+        raise UnusableMetadata(f"{place} cannot be read: {reason}") from None
+    membership = Membership(frozenset(found.voters), frozenset(found.learners), found.directories)
+    return Snapshot(found.index, found.term, membership), records
+
+
+def _name_of(snapshot: Snapshot) -> str:
+    return f"snapshot-{snapshot.index:020d}-{snapshot.term}.json"
 
 
 def _failure(future: "asyncio.Future[None]") -> BaseException | None:

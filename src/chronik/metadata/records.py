@@ -7,9 +7,21 @@ loses nothing of a newer one's.
 """
 
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Any, ClassVar, Final
 
 import msgspec
+
+NO_LEADER: Final = -1
+NO_NODE: Final = -1
+
+
+class BrokerStatus(StrEnum):
+    """Whether a broker serves, is gone, or serves only what nobody else can."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+    MAINTENANCE = "maintenance"
 
 
 class UndecodableRecord(Exception):
@@ -24,7 +36,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerRecord(Record, frozen=True, kw_only=True):
-    """A broker as it registered itself. `epoch` is the index of that registration."""
+    """A broker as it registered itself. `epoch` is the index of that registration.
+
+    `in_maintenance` outlives the time that it is offline: a broker that was stopped for
+    maintenance comes back to it.
+    """
 
     type: ClassVar[str] = "broker"
     node_id: int
@@ -34,7 +50,17 @@ class BrokerRecord(Record, frozen=True, kw_only=True):
     host: str
     port: int
     rack: str | None = None
-    status: str = "online"
+    status: BrokerStatus = BrokerStatus.ONLINE
+    in_maintenance: bool = False
+    internal_host: str = ""
+    internal_port: int = 0
+
+
+class BrokerRemovedRecord(Record, frozen=True, kw_only=True):
+    """A broker is not registered any more. Replica lists may still name it."""
+
+    type: ClassVar[str] = "broker-removed"
+    node_id: int
 
 
 class LeaderEpochsRecord(Record, frozen=True, kw_only=True):
@@ -69,6 +95,22 @@ class PartitionRecord(Record, frozen=True, kw_only=True):
     partition_epoch: int = 0
 
 
+class PartitionLeadersRecord(Record, frozen=True, kw_only=True):
+    """Leaders of many partitions at once: what follows from a broker's death or return.
+
+    The arrays are parallel: for each topic id its partitions, for each partition its leader. A
+    leader that differs begins a new leader epoch; one that does not only a new partition epoch.
+    `isr_without` also leaves each in-sync set that has another member. So 9,000 partitions take
+    120 KB, where a record for each would take 1.5 MB.
+    """
+
+    type: ClassVar[str] = "partition-leaders"
+    topic_ids: tuple[str, ...]
+    partitions: tuple[tuple[int, ...], ...]
+    leaders: tuple[tuple[int, ...], ...]
+    isr_without: int = NO_NODE
+
+
 class TopicRemovedRecord(Record, frozen=True, kw_only=True):
     """A topic, its partitions and its settings are gone."""
 
@@ -98,9 +140,11 @@ _RECORDS: Final[dict[str, type[Record]]] = {
     record.type: record
     for record in (
         BrokerRecord,
+        BrokerRemovedRecord,
         LeaderEpochsRecord,
         TopicRecord,
         PartitionRecord,
+        PartitionLeadersRecord,
         TopicRemovedRecord,
         ConfigRecord,
         ProducerIdsRecord,

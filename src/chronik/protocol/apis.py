@@ -39,6 +39,12 @@ from chronik.protocol.messages.offset_for_leader_epoch import (
 )
 from chronik.protocol.messages.produce import ProduceRequest, ProduceResponse
 from chronik.protocol.messages.producer_ids import InitProducerIdRequest, InitProducerIdResponse
+from chronik.protocol.messages.quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
+)
 from chronik.protocol.messages.topics import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -207,6 +213,19 @@ INCREMENTAL_ALTER_CONFIGS: Final = Api(
     flexible_since=1,
     summary="Set, delete, append to or subtract from single settings.",
 )
+DESCRIBE_QUORUM: Final = Api(
+    key=55,
+    name="DescribeQuorum",
+    request=DescribeQuorumRequest,
+    response=DescribeQuorumResponse,
+    versions=Versions(0, 2),
+    flexible_since=0,
+    summary="Show who leads the metadata log, in which term, and how far each member is.",
+    notes="Any node asks the leader; if that fails, it says NOT_LEADER_OR_FOLLOWER and who leads. "
+    "Offsets are Raft indexes, the high watermark is the commit index. Tags from 10000 on are our "
+    "own: a request for the asked node's own view, the applied index and the lease of the node "
+    "that answers, and each broker's status.",
+)
 DESCRIBE_CLUSTER: Final = Api(
     key=60,
     name="DescribeCluster",
@@ -215,6 +234,17 @@ DESCRIBE_CLUSTER: Final = Api(
     versions=Versions(0, 2),
     flexible_since=0,
     summary="Show the cluster's id, brokers and controller.",
+)
+UNREGISTER_BROKER: Final = Api(
+    key=64,
+    name="UnregisterBroker",
+    request=UnregisterBrokerRequest,
+    response=UnregisterBrokerResponse,
+    versions=Versions(0, 0),
+    flexible_since=0,
+    summary="Forget a broker.",
+    notes="Refused for the last broker that is online, and while a partition has its data nowhere "
+    "else.",
 )
 DESCRIBE_TOPIC_PARTITIONS: Final = Api(
     key=75,
@@ -246,7 +276,9 @@ APIS: Final[Mapping[int, Api]] = MappingProxyType(
             DESCRIBE_LOG_DIRS,
             CREATE_PARTITIONS,
             INCREMENTAL_ALTER_CONFIGS,
+            DESCRIBE_QUORUM,
             DESCRIBE_CLUSTER,
+            UNREGISTER_BROKER,
             DESCRIBE_TOPIC_PARTITIONS,
             *COORDINATOR_APIS,
         )

@@ -19,6 +19,7 @@ from chronik.metadata.image import BROKER, TOPIC, Image, Topic, id_bytes, id_tex
 from chronik.metadata.records import (
     ConfigRecord,
     LeaderEpochsRecord,
+    PartitionLeadersRecord,
     PartitionRecord,
     Record,
     TopicRemovedRecord,
@@ -58,6 +59,7 @@ class Replicas:
     def __init__(
         self,
         *,
+        node_id: int,
         disk: Disk,
         data_dir: str,
         durability: Durability,
@@ -65,6 +67,7 @@ class Replicas:
         clock: Clock,
         broker_config: Callable[[], BrokerConfig],
     ) -> None:
+        self._node_id = node_id
         self._disk = disk
         self._data_dir = data_dir
         self._durability = durability
@@ -83,9 +86,11 @@ class Replicas:
     # Finding a partition.
 
     def find(self, topic: Topic | None, index: int) -> Partition:
-        """The partition that a request names, or UNKNOWN_TOPIC_OR_PARTITION."""
+        """The partition that a request names, if it is there and this node leads it."""
         if topic is None or not 0 <= index < len(topic.partitions):
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if topic.partitions[index].leader != self._node_id:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         partitions = self._partitions.get(topic.id)
         if partitions is None:
             if topic.id not in self.image.topic_names:  # Who asks has waited while it went.
@@ -239,14 +244,17 @@ class Replicas:
                     configured.add(EVERY_TOPIC if resource == BROKER else name)
                 case PartitionRecord():
                     begun.setdefault(record.topic_id, []).append(record.partition)
+                case PartitionLeadersRecord():
+                    for topic_id, indexes in zip(record.topic_ids, record.partitions, strict=True):
+                        begun.setdefault(topic_id, []).extend(indexes)
                 case LeaderEpochsRecord():
                     self._update_all_epochs()
                 case _:
                     pass
         if configured:
             self._reconfigure(configured)
-        for topic_id, indexes in begun.items():
-            self._update_epochs(id_bytes(topic_id), indexes)
+        for changed_id, changed in begun.items():
+            self._update_epochs(id_bytes(changed_id), changed)
 
     def _remove(self, old: Image, topic_id: bytes) -> None:
         topic = old.topic_by_id(topic_id)

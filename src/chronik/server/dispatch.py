@@ -37,6 +37,7 @@ from chronik.server.handlers.metadata import (
 )
 from chronik.server.handlers.offsets import offset_commit, offset_delete, offset_fetch
 from chronik.server.handlers.produce import produce
+from chronik.server.handlers.quorum import describe_quorum, unregister_broker
 from chronik.server.handlers.topics import (
     create_partitions,
     create_topics,
@@ -75,7 +76,9 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     apis.DESCRIBE_LOG_DIRS.key: describe_log_dirs,
     apis.CREATE_PARTITIONS.key: create_partitions,
     apis.INCREMENTAL_ALTER_CONFIGS.key: incremental_alter_configs,
+    apis.DESCRIBE_QUORUM.key: describe_quorum,
     apis.DESCRIBE_CLUSTER.key: describe_cluster,
+    apis.UNREGISTER_BROKER.key: unregister_broker,
     apis.DESCRIBE_TOPIC_PARTITIONS.key: describe_topic_partitions,
     coordinator_apis.OFFSET_COMMIT.key: offset_commit,
     coordinator_apis.OFFSET_FETCH.key: offset_fetch,

@@ -8,8 +8,11 @@ version 2 leave the adding to us; for older ones, which add partitions themselve
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from chronik.coordinator.effects import ProducerStamp
 from chronik.coordinator.transactions.shard import Outcome, Verified
+from chronik.metadata.records import NO_LEADER
 from chronik.model import TopicPartition
 from chronik.protocol.batch import HEADER_SIZE, BatchHeader, read_header
 from chronik.protocol.errors import ErrorCode, KafkaError
@@ -23,6 +26,9 @@ Partitions = frozenset[TopicPartition]
 IMPLICIT_TRANSACTION_VERSION: Final = 2  # from here on partitions are added by writing to them
 IMPLICIT_PRODUCE_VERSION: Final = 12  # what clients of that version send
 ABORTABLE_PRODUCE_VERSION: Final = 11
+VERIFY_ONLY: Final = 0  # instead of a transaction version
+TRANSACTION_CALL: Final = "transaction"
+REMOTE_TIMEOUT_S: Final = 5.0  # a producer asks again; it waits longer than this by default
 VERIFICATION: Final = "transaction.partition.verification.enable"
 CONCURRENT: Final = ErrorCode.CONCURRENT_TRANSACTIONS
 COORDINATOR_ERRORS: Final = (
@@ -39,7 +45,11 @@ async def add_partitions(
     partitions: Partitions,
     transaction_version: int,
 ) -> ErrorCode:
-    """Put partitions into a producer's transaction."""
+    """Put partitions into a producer's transaction, wherever that is coordinated."""
+    leader_id = await _coordinator_of(node, transactional_id)
+    if leader_id != node.node_id:
+        asked = _Asked(transactional_id, stamp, sorted(partitions), transaction_version)
+        return (await _ask_remote(node, leader_id, asked)).error_code
     outcome: Outcome = await node.transactions.ask(
         transactional_id,
         lambda shard, token, now_ms: shard.add_partitions(
@@ -54,6 +64,10 @@ async def verify_partitions(
     node: Node, transactional_id: str, stamp: ProducerStamp, partitions: Partitions
 ) -> Verified:
     """Say which partitions are not in a producer's transaction."""
+    leader_id = await _coordinator_of(node, transactional_id)
+    if leader_id != node.node_id:
+        asked = _Asked(transactional_id, stamp, sorted(partitions), VERIFY_ONLY)
+        return await _ask_remote(node, leader_id, asked)
     verified: Verified = await node.transactions.ask(
         transactional_id,
         lambda shard, token, now_ms: shard.verify_partitions(
@@ -62,6 +76,61 @@ async def verify_partitions(
         lambda error_code: Verified(error_code, partitions),
     )
     return verified
+
+
+# Between nodes.
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What a partition's leader asks a transaction's coordinator."""
+
+    transactional_id: str
+    stamp: ProducerStamp
+    partitions: list[TopicPartition]
+    transaction_version: int  # VERIFY_ONLY asks whether they are in it
+
+
+class _Told(msgspec.Struct, frozen=True):
+    error_code: int
+    missing: list[TopicPartition]
+
+
+async def _coordinator_of(node: Node, transactional_id: str) -> int:
+    """The node that coordinates a transactional id, or this one, which then says what is wrong."""
+    topic = node.transactions.topic
+    if topic is None:
+        return node.node_id
+    index = node.transactions.partition_of(transactional_id, topic)
+    leader_id = topic.partitions[index].leader
+    return node.node_id if leader_id == NO_LEADER else leader_id
+
+
+async def _ask_remote(node: Node, leader_id: int, asked: _Asked) -> Verified:
+    partitions = frozenset(asked.partitions)
+    try:
+        body = await node.metadata.call(
+            leader_id, TRANSACTION_CALL, msgspec.json.encode(asked), REMOTE_TIMEOUT_S
+        )
+    except (KafkaError, ConnectionError, TimeoutError):
+        return Verified(ErrorCode.COORDINATOR_NOT_AVAILABLE, partitions)
+    told = msgspec.json.decode(body, type=_Told)
+    missing = frozenset(TopicPartition(*each) for each in told.missing)
+    return Verified(ErrorCode(told.error_code), missing)
+
+
+async def on_transaction_call(node: Node, body: bytes) -> bytes:
+    """Another node's leader asks about a transaction that this one coordinates."""
+    asked = msgspec.json.decode(body, type=_Asked)
+    partitions = frozenset(TopicPartition(*each) for each in asked.partitions)
+    stamp = ProducerStamp(*asked.stamp)
+    if asked.transaction_version == VERIFY_ONLY:
+        verified = await verify_partitions(node, asked.transactional_id, stamp, partitions)
+    else:
+        error_code = await add_partitions(
+            node, asked.transactional_id, stamp, partitions, asked.transaction_version
+        )
+        verified = Verified(error_code, partitions if error_code else frozenset())
+    return msgspec.json.encode(_Told(verified.error_code, sorted(verified.missing)))
 
 
 class Guards:

@@ -4,6 +4,7 @@ import pytest
 from immutables import Map
 
 from chronik.config.effective import BrokerConfig
+from chronik.metadata import controller
 from chronik.metadata.commands import (
     AllocateProducerIds,
     AlterConfig,
@@ -12,11 +13,13 @@ from chronik.metadata.commands import (
     CreateTopic,
     DeleteTopic,
     RegisterBroker,
+    UpdateBrokerStatus,
 )
 from chronik.metadata.controller import Decision, decide
 from chronik.metadata.image import Image, id_text
 from chronik.metadata.records import (
     BrokerRecord,
+    BrokerStatus,
     ConfigRecord,
     LeaderEpochsRecord,
     PartitionRecord,
@@ -32,9 +35,9 @@ def topic_id(number: int) -> str:
     return id_text(number.to_bytes(16))
 
 
-def broker(node_id: int) -> RegisterBroker:
+def broker(node_id: int, incarnation_id: str = "i") -> RegisterBroker:
     return RegisterBroker(
-        node_id=node_id, incarnation_id="i", directory_id="d", host="h", port=9092
+        node_id=node_id, incarnation_id=incarnation_id, directory_id="d", host="h", port=9092
     )
 
 
@@ -72,7 +75,7 @@ def test_a_registration_takes_its_index_as_epoch_and_begins_new_leader_epochs() 
 
 def test_registering_again_bumps_the_epoch_of_every_partition_it_led(image: Image) -> None:
     image, _ = run(image, CreateTopic(name="t", topic_id=topic_id(1), partition_count=3))
-    image, _ = run(image, broker(1))
+    image, _ = run(image, broker(1, "next"))
     assert [p.leader_epoch for p in image.topics["t"].partitions] == [1, 1, 1]
     assert [p.partition_epoch for p in image.topics["t"].partitions] == [1, 1, 1]
 
@@ -165,6 +168,53 @@ def test_leaders_are_spread_over_the_brokers(three: Image) -> None:
     leaders = [p.leader for p in image.topics["t"].partitions]
     assert sorted(leaders) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert all(sorted(p.replicas) == [1, 2, 3] for p in image.topics["t"].partitions)
+
+
+def test_only_the_leader_is_in_sync_until_followers_copy(three: Image) -> None:
+    command = CreateTopic(name="t", topic_id=topic_id(5), partition_count=3, replication_factor=3)
+    image, _ = run(three, command)
+    assert all(p.isr == (p.leader,) for p in image.topics["t"].partitions)
+
+
+def test_all_online_replicas_start_in_sync_once_they_copy(
+    three: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "ISR_STARTS_ALONE", False)
+    command = CreateTopic(name="t", topic_id=topic_id(5), partition_count=1, replication_factor=3)
+    image, _ = run(three, command)
+    (partition,) = image.topics["t"].partitions
+    assert partition.isr == partition.replicas
+
+
+def test_new_topics_avoid_brokers_that_are_gone_or_resting(three: Image) -> None:
+    for node_id, status in ((1, BrokerStatus.OFFLINE), (2, BrokerStatus.MAINTENANCE)):
+        three, _ = run(three, UpdateBrokerStatus(node_id=node_id, broker_epoch=7, status=status))
+    image, _ = run(three, CreateTopic(name="t", topic_id=topic_id(1), partition_count=4))
+    image, _ = run(image, CreatePartitions(name="t", count=6))
+    assert {p.replicas for p in image.topics["t"].partitions} == {(3,)}
+    too_many = CreateTopic(name="u", topic_id=topic_id(2), replication_factor=2)
+    assert refused(image, too_many) is ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+def test_an_assignment_may_name_a_dead_broker_but_not_only_those(three: Image) -> None:
+    offline = UpdateBrokerStatus(node_id=1, broker_epoch=7, status=BrokerStatus.OFFLINE)
+    three, _ = run(three, offline)
+    image, _ = run(three, CreateTopic(name="t", topic_id=topic_id(1), assignments={0: [1, 2]}))
+    (partition,) = image.topics["t"].partitions
+    assert (partition.leader, partition.isr) == (2, (2,))
+    command = CreateTopic(name="u", topic_id=topic_id(2), assignments={0: [1]})
+    assert refused(image, command) is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert (
+        refused(image, CreatePartitions(name="t", count=2, assignments=[[1]]))
+        is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    )
+
+
+def test_growing_continues_the_round_of_leaders(three: Image) -> None:
+    image, _ = run(three, CreateTopic(name="t", topic_id=topic_id(1), partition_count=2))
+    image, _ = run(image, CreateTopic(name="u", topic_id=topic_id(2), partition_count=2))
+    image, _ = run(image, CreatePartitions(name="t", count=6))
+    assert [p.leader for p in image.topics["t"].partitions] == [1, 2, 3, 1, 2, 3]
 
 
 def test_growing_keeps_the_old_partitions(image: Image) -> None:

@@ -5,11 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chronik.metadata.image import Image, id_bytes, id_text
-from chronik.metadata.placement import place, rack_ring
 from chronik.metadata.records import (
     BrokerRecord,
+    BrokerRemovedRecord,
+    BrokerStatus,
     ConfigRecord,
     LeaderEpochsRecord,
+    PartitionLeadersRecord,
     PartitionRecord,
     ProducerIdsRecord,
     Record,
@@ -96,10 +98,67 @@ def test_applying_leaves_the_old_image_as_it_was() -> None:
 
 def test_a_broker_that_is_not_online_is_not_listed() -> None:
     offline = BrokerRecord(
-        node_id=2, epoch=1, incarnation_id="i", directory_id="d", host="h", port=1, status="offline"
+        node_id=2,
+        epoch=1,
+        incarnation_id="i",
+        directory_id="d",
+        host="h",
+        port=1,
+        status=BrokerStatus.OFFLINE,
     )
     image = Image().apply([broker(3), offline, broker(1)])
     assert [each.node_id for each in image.online_brokers] == [1, 3]
+
+
+def test_replicas_of_brokers_that_are_gone_are_offline() -> None:
+    image = Image().apply([broker(1), *topic(1, 2)])
+    (first, _) = image.partitions()
+    assert image.offline_replicas(first) == (2,)
+    image = image.apply([broker(2)])
+    assert image.offline_replicas(first) == ()
+    image = image.apply([BrokerRemovedRecord(node_id=1)])
+    assert image.offline_replicas(first) == (1,)
+
+
+def test_partitions_are_counted() -> None:
+    image = Image().apply([*topic(1, 2), *topic(2, 3)])
+    assert image.partition_count == 5
+    image = image.apply([topic(1, 2)[1], TopicRemovedRecord(topic_id=id_text((2).to_bytes(16)))])
+    assert image.partition_count == 2
+
+
+def test_leaders_of_many_partitions_are_one_record() -> None:
+    one, two = (id_text(number.to_bytes(16)) for number in (1, 2))
+    image = Image().apply([*topic(1, 3), *topic(2, 1)])
+    record = PartitionLeadersRecord(
+        topic_ids=(one, two), partitions=((0, 2), (0,)), leaders=((-1, 1), (2,)), isr_without=1
+    )
+    assert decode_records(encode_records([record])) == [record]
+    image = image.apply([record])
+    found = [
+        (p.leader, p.leader_epoch, p.partition_epoch, p.isr)
+        for name in ("topic.1", "topic.2")
+        for p in image.topics[name].partitions
+    ]
+    assert found == [(-1, 1, 1, (1,)), (1, 0, 0, (1,)), (1, 0, 1, (1,)), (2, 1, 1, (1,))]
+
+
+def test_a_log_of_the_release_before_is_replayed() -> None:
+    data = (
+        b'[{"type":"broker","node_id":1,"epoch":2,"incarnation_id":"i","directory_id":"d",'
+        b'"host":"h","port":9092,"rack":null,"status":"online"},'
+        b'{"type":"leader-epochs","node_id":1},'
+        b'{"type":"topic","name":"t","topic_id":"AAAAAAAAAAAAAAAAAAAAAQ"},'
+        b'{"type":"partition","topic_id":"AAAAAAAAAAAAAAAAAAAAAQ","partition":0,'
+        b'"replicas":[1],"isr":[1],"leader":1,"leader_epoch":3,"partition_epoch":3},'
+        b'{"type":"config","resource":"topic","resource_name":"t","name":"retention.ms",'
+        b'"value":"1"},{"type":"producer-ids","node_id":1,"next_producer_id":1000}]'
+    )
+    image = Image().apply(decode_records(data))
+    assert image.brokers[1].status is BrokerStatus.ONLINE
+    assert image.online_ids == {1}
+    assert image.topics["t"].partitions[0].leader_epoch == 3
+    assert Image().apply(decode_records(encode_records(image.to_records()))) == image
 
 
 def test_ids_are_written_as_kafkas_tools_write_them() -> None:
@@ -131,20 +190,3 @@ def test_fields_of_a_newer_release_are_kept() -> None:
 def test_what_cannot_be_decoded_is_said(data: bytes) -> None:
     with pytest.raises(UndecodableRecord):
         decode_records(data)
-
-
-def test_the_ring_alternates_between_racks() -> None:
-    ring = rack_ring([broker(1, "a"), broker(2, "a"), broker(3, "b"), broker(4, "b")])
-    assert ring == [1, 3, 2, 4]
-
-
-@given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 10**9), st.data())
-def test_replicas_are_distinct_and_leaders_even(
-    size: int, count: int, start: int, data: st.DataObject
-) -> None:
-    factor = data.draw(st.integers(1, size))
-    placed = place(list(range(size)), 0, count, factor, start)
-    assert all(len(set(replicas)) == factor for replicas in placed)
-    leaders = [replicas[0] for replicas in placed]
-    counts = [leaders.count(node_id) for node_id in range(size)]
-    assert max(counts) - min(counts) <= 1

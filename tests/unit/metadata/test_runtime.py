@@ -20,7 +20,7 @@ DIRECTORY = "/data/__chronik_metadata"
 
 def runtime(disk: MemoryDisk) -> MetadataRuntime:
     commit = GroupCommit(disk, lambda log: made.on_durable(), lambda log, error: None)
-    made = MetadataRuntime(Journal(disk, DIRECTORY, lambda: 1), commit, node_id=1)
+    made = MetadataRuntime(Journal(disk, DIRECTORY, lambda: 1), commit, 1, disk)
     made.start()
     return made
 
@@ -117,11 +117,11 @@ def test_a_committed_record_that_cannot_be_decoded_stops_the_node_and_is_named()
         journal = Journal(disk, DIRECTORY, lambda: 1)
         journal.load()
         data = b'[{"type":"from-the-future"}]'
-        journal.append(Entry(term=9, index=epoch + 1, kind=EntryKind.COMMAND, data=data))
+        journal.append(Entry(term=1, index=epoch + 1, kind=EntryKind.COMMAND, data=data))
         journal.log.close()
         with pytest.raises(UnusableMetadata) as error:
             runtime(disk)
-        assert f"entry {epoch + 1} (term 9)" in str(error.value)
+        assert f"entry {epoch + 1} (term 1)" in str(error.value)
         assert "from-the-future" in str(error.value)
 
     on_disk(work)

@@ -35,6 +35,7 @@ from chronik.protocol.messages.headers import (
     encode_response_header,
     skip_tagged_fields,
 )
+from chronik.protocol.messages.quorum import OWN_TAG_FIRST
 from chronik.protocol.schema import NO_UUID, Field, Message, fields_of
 
 RANDOM_CASES = 6
@@ -59,7 +60,9 @@ KIO_COVERS = {
     "DescribeLogDirs": range(1, 6),
     "CreatePartitions": range(4),
     "IncrementalAlterConfigs": range(2),
+    "DescribeQuorum": range(3),
     "DescribeCluster": range(3),
+    "UnregisterBroker": range(1),
     "DescribeTopicPartitions": range(1),
     "OffsetCommit": range(2, 11),
     "OffsetFetch": range(1, 11),
@@ -138,6 +141,8 @@ class Values:
                 return self.integer(32) * MILLISECOND
             case "timedelta_i64":
                 return self.integer(40) * MILLISECOND
+            case "uint16":
+                return kind(self.random.choice((0, 1, 2**15, 2**16 - 1)))
             case "int8" | "int16" | "int32" | "int64":
                 return kind(self.integer(INT_BITS[kafka_type]))
         raise AssertionError(f"no values for {kafka_type}")
@@ -165,7 +170,12 @@ def default_of(field: "dataclasses.Field[Any]") -> Any:
 
 @cache
 def present(message: type[Message], version: int) -> list[Field]:
-    return [field for field in fields_of(message) if version in field.versions]
+    """The fields that Kafka has too."""
+    return [
+        field
+        for field in fields_of(message)
+        if version in field.versions and (field.tag is None or field.tag < OWN_TAG_FIRST)
+    ]
 
 
 def to_ours(message: type[Message], value: Any, version: int) -> Message:

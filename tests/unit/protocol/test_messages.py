@@ -274,6 +274,7 @@ def of_kind(kind: Kind, version: int) -> st.SearchStrategy[Any]:
         return st.integers(-limit, limit - 1)
     return {
         "bool": st.booleans(),
+        "uint16": st.integers(0, 2**16 - 1),
         "string": st.text(max_size=200),
         "records": st.binary(max_size=200),
         "bytes": st.binary(max_size=200),

@@ -12,12 +12,15 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from chronik.clock import Clock
 from chronik.coordinator.effects import ProducerStamp
 from chronik.coordinator.internal_topics import TRANSACTION_STATE
 from chronik.coordinator.pending import Pending
 from chronik.coordinator.sharding import partition_of
 from chronik.coordinator.transactions.shard import WriteMarkers
+from chronik.metadata.records import NO_LEADER
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.model import TopicPartition
 from chronik.protocol.errors import ErrorCode, KafkaError
@@ -26,6 +29,8 @@ from chronik.replication.replicas import Replicas
 
 logger = logging.getLogger(__name__)
 
+MARKER_CALL: Final = "marker"
+REMOTE_TIMEOUT_S: Final = 5.0  # then another try is due: the leader may have changed
 RETRY_FIRST_S: Final = 0.1
 RETRY_MOST_S: Final = 5.0  # a disk that was full may have room again
 NOTHING_TO_END: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_PRODUCER_EPOCH)
@@ -121,6 +126,10 @@ class MarkerWriter:
     def append(self, where: TopicPartition, marker: Marker) -> Pending:
         """Append a marker to one partition; resolved with an error code once it is committed."""
         reply = Pending()
+        placed = self._metadata.image.partition(*where)
+        if placed is not None and placed.leader not in (self._metadata.node_id, NO_LEADER):
+            self._run(self._append_remotely(placed.leader, where, marker, reply), f"marker-{where}")
+            return reply
         try:
             topic = self._metadata.image.topics.get(where.topic)
             partition = self._replicas.find(topic, where.partition)
@@ -132,6 +141,26 @@ class MarkerWriter:
         else:
             self._run(self._load_then_append(partition, where, marker, reply), f"marker-{where}")
         return reply
+
+    async def _append_remotely(
+        self, leader_id: int, where: TopicPartition, marker: Marker, reply: Pending
+    ) -> None:
+        body = msgspec.json.encode((where, marker))
+        try:
+            answer = await self._metadata.call(leader_id, MARKER_CALL, body, REMOTE_TIMEOUT_S)
+        except (KafkaError, ConnectionError, TimeoutError):
+            reply.resolve(ErrorCode.REQUEST_TIMED_OUT)  # It is tried again, there or elsewhere.
+        else:
+            reply.resolve(ErrorCode(int(answer)))
+
+    async def on_call(self, body: bytes) -> bytes:
+        """Another node's coordinator wants a marker in a partition that this one leads."""
+        where, marker = msgspec.json.decode(body, type=tuple[TopicPartition, Marker])
+        placed = self._metadata.image.partition(*where)
+        if placed is not None and placed.leader != self._metadata.node_id:
+            return b"%d" % ErrorCode.NOT_LEADER_OR_FOLLOWER
+        error_code: ErrorCode = await self.append(where, marker)
+        return b"%d" % error_code
 
     async def _load_then_append(
         self, partition: Partition, where: TopicPartition, marker: Marker, reply: Pending

@@ -17,7 +17,7 @@ from typing import Any
 
 from chronik.metadata.commands import CreateTopic
 from chronik.metadata.controller import check_topic_name
-from chronik.metadata.image import Topic, id_text
+from chronik.metadata.image import Image, Topic, id_text
 from chronik.metadata.records import PartitionRecord
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.messages.cluster import (
@@ -41,7 +41,7 @@ from chronik.protocol.messages.topics import (
 )
 from chronik.protocol.schema import NO_UUID
 from chronik.server.context import Context
-from chronik.server.encoded_topics import described_topic
+from chronik.server.encoded_topics import described_topic, leader_error
 from chronik.server.operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
 
 BROKER_ENDPOINTS = 1
@@ -155,7 +155,7 @@ def _asked_topic(
         if error in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_ALREADY_EXISTS):
             error = _name_error(name or "")
     if topic is not None:
-        return described_topic(topic, operations)
+        return described_topic(topic, operations, context.image.online_ids)
     known_name = name if topic_id == NO_UUID or context.version >= 12 else name or ""
     return MetadataResponseTopic(
         error_code=error,
@@ -224,7 +224,7 @@ def describe_topic_partitions(
             return DescribeTopicPartitionsResponse(topics=topics, next_cursor=cursor)
         page = topic.partitions[first : first + limit]
         limit -= len(page)
-        topics.append(_description(topic, list(_described(page))))
+        topics.append(_description(topic, list(_described(image, page))))
         if first + len(page) < len(topic.partitions):
             cursor = Cursor(topic_name=name, partition_index=first + len(page))
             return DescribeTopicPartitionsResponse(topics=topics, next_cursor=cursor)
@@ -251,11 +251,11 @@ def _description(
 
 
 def _described(
-    partitions: tuple[PartitionRecord, ...],
+    image: Image, partitions: tuple[PartitionRecord, ...]
 ) -> Iterator[DescribeTopicPartitionsResponsePartition]:
     for partition in partitions:
         yield DescribeTopicPartitionsResponsePartition(
-            error_code=ErrorCode.NONE,
+            error_code=leader_error(partition),
             partition_index=partition.partition,
             leader_id=partition.leader,
             leader_epoch=partition.leader_epoch,
@@ -263,5 +263,5 @@ def _described(
             isr_nodes=partition.isr,
             eligible_leader_replicas=(),  # Java's client takes no null here.
             last_known_elr=(),
-            offline_replicas=(),
+            offline_replicas=image.offline_replicas(partition),
         )

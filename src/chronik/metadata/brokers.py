@@ -1,0 +1,120 @@
+"""Brokers come, go, rest and are removed: the commands, and all that follows, as one entry.
+
+A registration belongs to a process (incarnation) on a data directory. A restart is a new
+incarnation, which bumps the leader epoch of all that it leads: it may have lost a tail that nobody
+acked. Another directory under the same node id has none of the data, so it is refused until the
+old registration was removed. Two processes on one directory cannot be told from a restart here;
+the lock of the directory keeps them apart.
+
+Invariant: once a broker was registered, at least one is always shown to clients.
+"""
+
+import msgspec
+
+from chronik.metadata.commands import RegisterBroker, RemoveBroker, UpdateBrokerStatus
+from chronik.metadata.decision import Decision
+from chronik.metadata.image import Image
+from chronik.metadata.partitions import (
+    after_loss,
+    after_maintenance,
+    after_return,
+    check_broker_epoch,
+)
+from chronik.metadata.records import (
+    BrokerRecord,
+    BrokerRemovedRecord,
+    BrokerStatus,
+    LeaderEpochsRecord,
+    Record,
+)
+from chronik.protocol.errors import ErrorCode, KafkaError
+
+
+def register_broker(image: Image, command: RegisterBroker, next_index: int) -> Decision:
+    known = image.brokers.get(command.node_id)
+    if known is not None and known.directory_id != command.directory_id:
+        raise KafkaError(
+            ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+            f"Node id {command.node_id} belongs to data directory {known.directory_id}, and this "
+            f"node has {command.directory_id}: its data is not here. Start it with the old "
+            "directory, give it another node id, or let replace-node remove the old one.",
+        )
+    if known is not None and known.incarnation_id == command.incarnation_id:
+        return Decision((), known.epoch)  # Its own success, asked for again.
+    in_maintenance = known is not None and known.in_maintenance
+    record = BrokerRecord(
+        node_id=command.node_id,
+        epoch=next_index,
+        incarnation_id=command.incarnation_id,
+        directory_id=command.directory_id,
+        host=command.host,
+        port=command.port,
+        rack=command.rack,
+        status=BrokerStatus.MAINTENANCE if in_maintenance else BrokerStatus.ONLINE,
+        in_maintenance=in_maintenance,
+        internal_host=command.internal_host,
+        internal_port=command.internal_port,
+    )
+    led = LeaderEpochsRecord(node_id=command.node_id)
+    return Decision((record, led, *after_return(image, command.node_id)), next_index)
+
+
+def update_broker_status(image: Image, command: UpdateBrokerStatus) -> Decision:
+    node_id, status = command.node_id, command.status
+    check_broker_epoch(image, node_id, command.broker_epoch)
+    broker = image.brokers[node_id]
+    if broker.status == status:
+        return Decision(())
+    is_offline = status is BrokerStatus.OFFLINE
+    record = msgspec.structs.replace(
+        broker,
+        status=status,
+        in_maintenance=broker.in_maintenance if is_offline else status is BrokerStatus.MAINTENANCE,
+    )
+    follows: list[Record] = []
+    if is_offline:
+        _check_not_last(image, node_id)
+        follows.extend(after_loss(image, node_id))
+    elif broker.status == BrokerStatus.OFFLINE:
+        follows.extend(after_return(image, node_id))
+    elif status is BrokerStatus.MAINTENANCE:
+        follows.extend(after_maintenance(image, node_id))
+    return Decision((record, *follows))
+
+
+def remove_broker(image: Image, command: RemoveBroker) -> Decision:
+    node_id = command.node_id
+    if node_id not in image.brokers:
+        raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker {node_id} is not registered.")
+    _check_not_last(image, node_id)
+    if not command.accepts_loss:
+        _check_no_loss(image, node_id)
+    return Decision((BrokerRemovedRecord(node_id=node_id), *after_loss(image, node_id)))
+
+
+def is_last(image: Image, node_id: int) -> bool:
+    """Whether no other broker is shown to clients."""
+    return image.online_ids <= {node_id}
+
+
+def _check_not_last(image: Image, node_id: int) -> None:
+    if is_last(image, node_id):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Broker {node_id} stays: no other is online, and clients need one to ask.",
+        )
+
+
+def _check_no_loss(image: Image, node_id: int) -> None:
+    alone = [
+        f"{topic.name}-{partition.partition}"
+        for topic in image.topics.values()
+        for partition in topic.partitions
+        if partition.isr == (node_id,)
+    ]
+    if alone:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Broker {node_id} alone has the data of {len(alone)} partition(s), such as "
+            f"{min(alone)}: give them other replicas or delete them first.",
+        )

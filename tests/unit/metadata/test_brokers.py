@@ -1,0 +1,286 @@
+"""A broker registers, dies, comes back, rests and is removed; and what follows for partitions."""
+
+from collections import Counter
+
+import pytest
+
+from chronik.config.effective import BrokerConfig
+from chronik.metadata import controller
+from chronik.metadata.commands import (
+    Command,
+    CreateTopic,
+    RegisterBroker,
+    RemoveBroker,
+    UpdateBrokerStatus,
+)
+from chronik.metadata.controller import Decision, decide
+from chronik.metadata.image import Image, id_text
+from chronik.metadata.records import (
+    BrokerRecord,
+    BrokerRemovedRecord,
+    BrokerStatus,
+    PartitionLeadersRecord,
+    PartitionRecord,
+    encode_records,
+)
+from chronik.protocol.errors import ErrorCode, KafkaError
+
+CONFIG = BrokerConfig(static={}, cluster={}, broker={})
+ONLINE, OFFLINE, MAINTENANCE = BrokerStatus
+
+
+def registration(node_id: int, incarnation_id: str = "i", directory: str = "d") -> RegisterBroker:
+    return RegisterBroker(
+        node_id=node_id,
+        incarnation_id=incarnation_id,
+        directory_id=f"{directory}{node_id}",
+        host="h",
+        port=9092,
+        internal_host="inside",
+        internal_port=9192,
+    )
+
+
+def run(image: Image, command: Command, next_index: int = 7) -> tuple[Image, Decision]:
+    decision = decide(image, command, CONFIG, next_index)
+    return image.apply(decision.records), decision
+
+
+def refused(image: Image, command: Command) -> KafkaError:
+    with pytest.raises(KafkaError) as error:
+        decide(image, command, CONFIG, next_index=9)
+    return error.value
+
+
+def status(image: Image, node_id: int, wanted: BrokerStatus) -> tuple[Image, Decision]:
+    epoch = image.brokers[node_id].epoch
+    return run(image, UpdateBrokerStatus(node_id=node_id, broker_epoch=epoch, status=wanted))
+
+
+def topic(number: int, **how: object) -> CreateTopic:
+    given = {"name": f"t{number}", "topic_id": id_text(number.to_bytes(16))} | how
+    return CreateTopic(**given)  # type: ignore[arg-type]
+
+
+def first(image: Image) -> PartitionRecord:
+    return next(image.partitions())
+
+
+@pytest.fixture
+def three() -> Image:
+    image = Image()
+    for node_id in (1, 2, 3):
+        image, _ = run(image, registration(node_id))
+    return image
+
+
+@pytest.fixture
+def replicated(three: Image, monkeypatch: pytest.MonkeyPatch) -> Image:
+    """t1-0 on 1, 2 and 3, all in sync; as it will be once followers copy."""
+    monkeypatch.setattr(controller, "ISR_STARTS_ALONE", False)
+    return run(three, topic(1, assignments={0: [1, 2, 3]}))[0]
+
+
+# Registration.
+
+
+def test_a_registration_says_where_clients_and_brokers_find_it() -> None:
+    image, decision = run(Image(), registration(1), next_index=42)
+    broker = image.brokers[1]
+    assert decision.response == broker.epoch == 42
+    assert (broker.host, broker.port) == ("h", 9092)
+    assert (broker.internal_host, broker.internal_port) == ("inside", 9192)
+    assert broker.status is ONLINE
+
+
+def test_a_repeated_registration_gets_its_first_answer(three: Image) -> None:
+    _, again = run(three, registration(2), next_index=99)
+    assert again == Decision((), 7)
+
+
+def test_a_restarted_broker_gets_a_new_epoch_and_its_new_address(three: Image) -> None:
+    image, again = run(three, registration(2, "next"), next_index=99)
+    assert again.response == image.brokers[2].epoch == 99
+
+
+def test_another_directory_under_a_node_id_is_refused_until_the_old_one_was_removed(
+    three: Image,
+) -> None:
+    other = registration(2, "next", directory="other")
+    error = refused(three, other)
+    assert error.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    assert "d2" in str(error)
+    image, _ = run(three, RemoveBroker(node_id=2))
+    image, _ = run(image, other)
+    assert image.brokers[2].directory_id == "other2"
+
+
+# Death and return.
+
+
+def test_a_dead_broker_leaves_the_list_and_stays_a_replica(replicated: Image) -> None:
+    image, _ = status(replicated, 2, OFFLINE)
+    assert [each.node_id for each in image.online_brokers] == [1, 3]
+    assert first(image).replicas == (1, 2, 3)
+    assert image.offline_replicas(first(image)) == (2,)
+
+
+def test_the_next_in_sync_replica_leads_in_a_new_epoch(replicated: Image) -> None:
+    image, _ = status(replicated, 1, OFFLINE)
+    partition = first(image)
+    assert (partition.leader, partition.leader_epoch, partition.isr) == (2, 1, (2, 3))
+
+
+def test_a_dead_follower_leaves_the_in_sync_set_and_the_leader_epoch_stays(
+    replicated: Image,
+) -> None:
+    image, _ = status(replicated, 3, OFFLINE)
+    partition = first(image)
+    assert (partition.leader, partition.leader_epoch, partition.isr) == (1, 0, (1, 2))
+    assert partition.partition_epoch == 1
+
+
+def test_without_another_in_sync_replica_there_is_no_leader_and_the_set_stays(
+    three: Image,
+) -> None:
+    three, _ = run(three, topic(1, assignments={0: [1, 2, 3]}))
+    image, _ = status(three, 1, OFFLINE)
+    partition = first(image)
+    assert (partition.leader, partition.leader_epoch, partition.isr) == (-1, 1, (1,))
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_broker_that_is_back_leads_what_waited_for_it(three: Image, restarted: bool) -> None:
+    three, _ = run(three, topic(1, assignments={0: [1, 2, 3]}))
+    image, _ = status(three, 1, OFFLINE)
+    if restarted:
+        image, _ = run(image, registration(1, "next"), next_index=50)
+    else:
+        image, _ = status(image, 1, ONLINE)
+    partition = first(image)
+    assert (partition.leader, partition.leader_epoch, partition.isr) == (1, 2, (1,))
+    assert image.online_ids == {1, 2, 3}
+
+
+def test_a_preferred_leader_that_is_back_does_not_take_over(replicated: Image) -> None:
+    image, _ = status(replicated, 1, OFFLINE)
+    image, decision = status(image, 1, ONLINE)
+    assert [type(record) for record in decision.records] == [BrokerRecord]
+    assert first(image).leader == 2
+
+
+def test_a_restart_within_its_session_bumps_each_led_partition_once(replicated: Image) -> None:
+    image, _ = run(replicated, registration(1, "next"), next_index=50)
+    assert (first(image).leader, first(image).leader_epoch) == (1, 1)
+
+
+def test_one_after_the_other_dies_and_only_the_last_can_lead_again(replicated: Image) -> None:
+    image, _ = status(replicated, 1, OFFLINE)
+    image, _ = status(image, 2, OFFLINE)
+    assert (first(image).leader, first(image).isr) == (3, (3,))
+    image, _ = status(image, 1, ONLINE)
+    image, _ = status(image, 3, OFFLINE)
+    assert (first(image).leader, first(image).isr) == (-1, (3,))
+    image, _ = status(image, 2, ONLINE)
+    assert first(image).leader == -1
+    image, _ = status(image, 3, ONLINE)
+    assert first(image).leader == 3
+
+
+def test_a_status_is_for_one_registration(three: Image) -> None:
+    image, _ = run(three, registration(2, "next"), next_index=50)
+    late = UpdateBrokerStatus(node_id=2, broker_epoch=7, status=OFFLINE)
+    assert refused(image, late).code is ErrorCode.STALE_BROKER_EPOCH
+    unknown = UpdateBrokerStatus(node_id=9, broker_epoch=7, status=OFFLINE)
+    assert refused(image, unknown).code is ErrorCode.STALE_BROKER_EPOCH
+
+
+def test_a_status_that_is_already_so_changes_nothing(three: Image) -> None:
+    assert status(three, 2, ONLINE)[1] == Decision(())
+
+
+def test_the_last_broker_stays_in_the_list(three: Image) -> None:
+    image, _ = status(three, 2, OFFLINE)
+    image, _ = status(image, 3, OFFLINE)
+    last = UpdateBrokerStatus(node_id=1, broker_epoch=7, status=OFFLINE)
+    assert refused(image, last).code is ErrorCode.INVALID_REQUEST
+    assert refused(image, RemoveBroker(node_id=1)).code is ErrorCode.INVALID_REQUEST
+
+
+def test_the_death_of_a_broker_with_3000_partitions_is_one_small_entry(three: Image) -> None:
+    for number in range(1000):
+        three, _ = run(three, topic(number, partition_count=9, replication_factor=3))
+    image, decision = status(three, 1, OFFLINE)
+    assert [type(record) for record in decision.records] == [BrokerRecord, PartitionLeadersRecord]
+    assert len(encode_records(decision.records)) < 60_000
+    assert Counter(each.leader for each in image.partitions()) == {-1: 3000, 2: 3000, 3: 3000}
+
+
+# Maintenance.
+
+
+def test_a_resting_broker_gives_its_leaders_away_and_stays_in_sync(replicated: Image) -> None:
+    image, _ = status(replicated, 1, MAINTENANCE)
+    partition = first(image)
+    assert (partition.leader, partition.leader_epoch, partition.isr) == (2, 1, (1, 2, 3))
+    assert image.online_ids == {1, 2, 3}
+    assert [each.node_id for each in image.placeable_brokers] == [2, 3]
+
+
+def test_a_resting_broker_leads_what_nobody_else_can(three: Image) -> None:
+    three, _ = run(three, topic(1, assignments={0: [1, 2, 3]}))
+    image, decision = status(three, 1, MAINTENANCE)
+    assert first(image).leader == 1
+    assert len(decision.records) == 1
+
+
+def test_a_resting_broker_leads_when_those_online_are_gone(replicated: Image) -> None:
+    image, _ = status(replicated, 1, MAINTENANCE)
+    image, _ = status(image, 3, OFFLINE)
+    image, _ = status(image, 2, OFFLINE)
+    assert first(image).leader == 1
+
+
+def test_maintenance_of_all_moves_no_leader_in_a_circle(replicated: Image) -> None:
+    image, _ = status(replicated, 2, MAINTENANCE)
+    image, _ = status(image, 3, MAINTENANCE)
+    image, _ = status(image, 1, MAINTENANCE)
+    assert first(image).leader == 1
+
+
+def test_maintenance_outlives_a_restart(three: Image) -> None:
+    image, _ = status(three, 1, MAINTENANCE)
+    image, _ = status(image, 1, OFFLINE)
+    image, _ = run(image, registration(1, "next"), next_index=50)
+    assert image.brokers[1].status is MAINTENANCE
+    image, _ = status(image, 1, ONLINE)
+    image, _ = run(image, registration(1, "third"), next_index=60)
+    assert image.brokers[1].status is ONLINE
+
+
+# Removal.
+
+
+def test_a_removed_broker_is_in_no_in_sync_set(replicated: Image) -> None:
+    image, decision = run(replicated, RemoveBroker(node_id=1))
+    assert decision.records[0] == BrokerRemovedRecord(node_id=1)
+    assert (first(image).leader, first(image).isr) == (2, (2, 3))
+    assert sorted(image.brokers) == [2, 3]
+    image, _ = run(image, registration(1, "next", directory="empty"))
+    assert first(image).isr == (2, 3)
+
+
+def test_the_only_copy_is_not_removed_by_mistake(three: Image) -> None:
+    three, _ = run(three, topic(1, assignments={0: [1, 2]}))
+    image, _ = status(three, 1, OFFLINE)
+    error = refused(image, RemoveBroker(node_id=1))
+    assert error.code is ErrorCode.INVALID_REQUEST
+    assert "t1-0" in str(error)
+    image, _ = run(image, RemoveBroker(node_id=1, accepts_loss=True))
+    assert sorted(image.brokers) == [2, 3]
+    assert first(image).leader == -1
+
+
+def test_who_is_not_registered_cannot_be_removed(three: Image) -> None:
+    error = refused(three, RemoveBroker(node_id=9))
+    assert error.code is ErrorCode.BROKER_ID_NOT_REGISTERED

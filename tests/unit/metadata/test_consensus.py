@@ -1,0 +1,196 @@
+"""Several metadata runtimes in one loop: agreement, forwarding, catching up."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from chronik.config import limits
+from chronik.metadata.commands import CreateTopic, RegisterBroker
+from chronik.metadata.image import id_text
+from chronik.metadata.journal import Journal
+from chronik.metadata.runtime import MetadataRuntime
+from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.raft.messages import InstallSnapshot, Message
+from chronik.storage.commit import GroupCommit
+from chronik.storage.memory import MemoryDisk
+
+EVERYBODY = frozenset([1, 2, 3])
+
+
+class Group:
+    """Three nodes; those in `away` hear and say nothing."""
+
+    def __init__(self) -> None:
+        self.disks = {node_id: MemoryDisk() for node_id in EVERYBODY}
+        self.nodes: dict[int, MetadataRuntime] = {}
+        self.journals: dict[int, Journal] = {}
+        self.away: set[int] = set()
+        self.snapshots = 0
+
+    def start(self, node_id: int) -> MetadataRuntime:
+        disk = self.disks[node_id]
+        journal = Journal(disk, "/metadata", lambda: 1)
+        commit = GroupCommit(
+            disk, lambda _: node.on_durable(), lambda _, error: node.on_failed(error)
+        )
+        node = MetadataRuntime(
+            journal,
+            commit,
+            node_id,
+            disk,
+            directory_id=f"d{node_id}",
+            send=lambda message: self.send(message),
+            call=self.call,
+            founders=EVERYBODY,
+        )
+        self.nodes[node_id], self.journals[node_id] = node, journal
+        node.start()
+        node.consensus.run()
+        return node
+
+    def send(self, message: Message) -> None:
+        if not {message.sender, message.recipient} & self.away:
+            asyncio.get_running_loop().call_soon(self.deliver, message)
+
+    def deliver(self, message: Message) -> None:
+        node = self.nodes.get(message.recipient)
+        if node is None:
+            return
+        data = b""
+        if isinstance(message, InstallSnapshot):
+            self.snapshots += 1
+            data = self.journals[message.sender].snapshot_data(message.snapshot)
+        node.consensus.step(message, data)
+
+    async def call(self, node_id: int, method: str, body: bytes, timeout_s: float) -> bytes:
+        if node_id in self.away:
+            raise ConnectionError
+        assert method == "submit"
+        return await self.nodes[node_id].on_submit(body)
+
+    async def leader(self) -> MetadataRuntime:
+        while True:
+            leading = [
+                node
+                for node_id, node in self.nodes.items()
+                if node.is_leading and node_id not in self.away
+            ]
+            if len(leading) == 1 and leading[0].consensus.node.has_committed_in_term:
+                return leading[0]
+            await asyncio.sleep(0.01)
+
+    async def agree(self) -> None:
+        """Wait until all have applied the same."""
+        while len({node.applied_index for node in self.nodes.values()}) > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        first, *others = [node.image for node in self.nodes.values()]
+        assert all(other == first for other in others)
+
+
+def play(work: Callable[[Group], Awaitable[None]]) -> None:
+    async def run() -> None:
+        group = Group()
+        for node_id in EVERYBODY:
+            group.start(node_id)
+        async with asyncio.timeout(20):
+            await work(group)
+        for node in group.nodes.values():
+            node.close()
+
+    asyncio.run(run())
+
+
+def registration(node_id: int) -> RegisterBroker:
+    return RegisterBroker(
+        node_id=node_id, incarnation_id="i", directory_id=f"d{node_id}", host="h", port=node_id
+    )
+
+
+def topic(number: int) -> CreateTopic:
+    return CreateTopic(name=f"t{number}", topic_id=id_text(number.to_bytes(16)), partition_count=1)
+
+
+def test_whoever_is_asked_answers_once_it_shows_the_change() -> None:
+    async def work(group: Group) -> None:
+        for node_id, node in group.nodes.items():
+            await node.submit(registration(node_id))
+            assert node_id in node.image.brokers
+        for node_id, node in group.nodes.items():
+            created = await node.submit(topic(node_id))
+            assert created.name == f"t{node_id}"
+            assert f"t{node_id}" in node.image.topics
+        await group.agree()
+
+    play(work)
+
+
+def test_a_refusal_is_the_leaders() -> None:
+    async def work(group: Group) -> None:
+        leader = await group.leader()
+        follower = next(node for node in group.nodes.values() if node is not leader)
+        await follower.submit(registration(1))
+        await follower.submit(topic(1))
+        with pytest.raises(KafkaError) as refused:
+            await follower.submit(CreateTopic(name="t1", topic_id=id_text(bytes(16))))
+        assert refused.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
+        # Its own success, asked for again, is no refusal.
+        assert (await follower.submit(topic(1))).name == "t1"
+
+    play(work)
+
+
+def test_a_new_leader_goes_on_where_the_old_one_stopped() -> None:
+    async def work(group: Group) -> None:
+        old = await group.leader()
+        await old.submit(registration(1))
+        group.away.add(old.node_id)
+        new = await group.leader()
+        assert new.term > old.term
+        await new.submit(topic(1))
+        waiting = old.submit(topic(2))
+        with pytest.raises(KafkaError) as lost:
+            await waiting
+        assert lost.value.code is ErrorCode.REQUEST_TIMED_OUT
+        group.away.clear()
+        await group.agree()
+        assert "t1" in old.image.topics
+
+    play(work)
+
+
+def test_who_was_away_too_long_gets_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SNAPSHOT_ENTRY_COUNT", 10)
+
+    async def work(group: Group) -> None:
+        leader = await group.leader()
+        await leader.submit(registration(1))
+        away = next(node_id for node_id in EVERYBODY if node_id != leader.node_id)
+        group.away.add(away)
+        for number in range(30):
+            await leader.submit(topic(number))
+        group.away.clear()
+        await group.agree()
+        assert group.snapshots
+        group.nodes.pop(away).close()
+        again = group.start(away)
+        await group.agree()
+        assert len(again.image.topics) == 30
+
+    play(work)
+
+
+def test_a_restart_of_all_shows_what_was_committed_at_once() -> None:
+    async def work(group: Group) -> None:
+        leader = await group.leader()
+        await leader.submit(registration(1))
+        await leader.submit(topic(1))
+        await group.agree()
+        for node in group.nodes.values():
+            node.close()
+        for node_id in EVERYBODY:
+            assert "t1" in group.start(node_id).image.topics
+        await group.leader()
+        await group.agree()
+
+    play(work)
