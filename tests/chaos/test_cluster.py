@@ -7,6 +7,7 @@ worked, and clients saw no brokers.
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,20 +81,18 @@ def read(cluster: ClusterProcesses, topic: str, count: int, group: str = "g") ->
 
 
 def test_000_every_node_tells_old_clients_of_all_brokers_and_topics(
-    cluster: ClusterProcesses,
+    cluster: ClusterProcesses, connect: Any
 ) -> None:
     """Metadata requests reached nobody who knew a broker, and topics could not be created."""
-    from conftest import Wire
-
     for node_id in EVERYBODY:
         create(cluster, node_id, *(f"t{node_id}-{number}" for number in range(10)))
         assert len(cluster.metadata(node_id).topics) >= 10 * node_id  # type: ignore[union-attr]
     for node_id, version in itertools.product(EVERYBODY, (1, 12)):
-        wire = Wire(f"127.0.0.1:{cluster.ports[node_id]}")  # 1 is what a client of 0.10 sends.
+        address = SimpleNamespace(bootstrap=f"127.0.0.1:{cluster.ports[node_id]}")
+        wire = connect(address)  # Version 1 is what a client of 0.10 sends.
         answer = wire.ask(apis.METADATA, version, MetadataRequest(topics=None))
         assert sorted(broker.node_id for broker in answer.brokers) == EVERYBODY
         assert len(answer.topics) == 30
-        wire.close()
 
 
 def test_001_auto_creation_works_on_each_node_of_a_young_cluster(
