@@ -12,10 +12,10 @@ help:
 	@echo "make test    set up and run all tests"
 	@echo "make setup   everything for development, in .venv"
 	@echo "make check   lint, types, import contracts, unit tests (the fast layer)"
-	@echo "make sim     crash campaigns on a simulated disk, many seeds (SEEDS=2000)"
+	@echo "make sim     campaigns against a simulated cluster, network and disk, many seeds (SEEDS=500)"
 	@echo "make chaos   kill -9 under load, many times (KILLS=200), and through a chain of transactions"
-	@echo "             (RECORDS=1000000)"
-	@echo "make bench   Chronik beside a real Apache Kafka, as ratios; then what a node costs inside"
+	@echo "             (RECORDS=1000000); a cluster and its replicas in trouble for MINUTES=10"
+	@echo "make bench   Chronik beside a real Apache Kafka, as ratios; what a node costs inside; a cluster"
 
 run: .setup/core
 	@exec $(BIN)/chronik start $(ARGS)
@@ -35,16 +35,22 @@ lint: .setup/dev
 	$(BIN)/lint-imports --no-logo
 
 sim: .setup/dev
-	CHRONIK_SIM_SEEDS=$(or $(SEEDS),2000) $(BIN)/python -m pytest -q tests/sim
+	PYTHONHASHSEED=0 CHRONIK_SIM_SEEDS=$(or $(SEEDS),500) $(BIN)/python -m pytest -q tests/sim
 
 chaos: .setup/dev
 	CHRONIK_KILLS=$(or $(KILLS),200) CHRONIK_TEST_RECORDS=$(or $(RECORDS),1000000) \
-		$(BIN)/python -m pytest -q -s --timeout 3600 tests/chaos/test_kill.py tests/chaos/test_exactly_once.py
+		CHRONIK_TEST_MINUTES=$(or $(MINUTES),10) CHRONIK_TEST_IDLE_S=$(or $(IDLE),90) \
+		$(BIN)/python -m pytest -q -s --timeout 3600 tests/chaos/test_kill.py \
+		tests/chaos/test_exactly_once.py tests/chaos/test_cluster_chaos.py \
+		tests/chaos/test_cluster_reports.py tests/chaos/test_replication.py \
+		tests/chaos/test_failover.py
 
 bench: .setup/dev .setup/clients
 	$(BIN)/python -m bench $(ARGS)
 	$(BIN)/python -m bench.coordinators
 	$(BIN)/python -m bench.inside
+	$(BIN)/python -m bench.cluster --peer kafka
+	$(BIN)/python -m bench.replication --partitions
 
 format: .setup/dev
 	$(BIN)/ruff format -q .

@@ -7,8 +7,9 @@ import threading
 import time
 import uuid
 from dataclasses import dataclass
+from typing import Protocol
 
-from bench.servers import Server, kafka_class_path
+from bench.servers import kafka_class_path
 
 RECORD_SIZE = 1024
 PERF = "org.apache.kafka.tools.ProducerPerformance"
@@ -19,6 +20,17 @@ SUMMARY = re.compile(
     r"(?P<avg>[\d.]+) ms avg latency, (?P<max>[\d.]+) ms max latency, "
     r"(?P<p50>\d+) ms 50th, (?P<p95>\d+) ms 95th, (?P<p99>\d+) ms 99th"
 )
+
+
+class Server(Protocol):
+    """A server or a whole cluster, as far as it is measured."""
+
+    @property
+    def bootstrap(self) -> str: ...
+
+    def cpu_s(self) -> float: ...
+
+    def memory_mb(self) -> float: ...
 
 
 @dataclass(frozen=True)

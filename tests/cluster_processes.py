@@ -41,15 +41,29 @@ class ClusterProcesses:
         ports = free_ports(2 * count)
         self.ids = range(1, count + 1)
         self.ports = dict(zip(self.ids, ports[:count], strict=True))
-        internal = dict(zip(self.ids, ports[count:], strict=True))
-        self.peers = ",".join(f"{i}@127.0.0.1:{self.ports[i]}:{internal[i]}" for i in self.ids)
+        self.internal = dict(zip(self.ids, ports[count:], strict=True))
+        self.peers = self.peers_at("127.0.0.1")
         self._directory = directory
         self._options = options
+        self.commands: dict[int, list[str]] = {}  # of nodes that are started by another program
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def peers_at(self, host: str) -> str:
+        """The peers if all are reached at one host."""
+        return ",".join(f"{i}@{host}:{self.ports[i]}:{self.internal[i]}" for i in self.ids)
+
+    @property
+    def running(self) -> list[int]:
+        """The nodes that were started and neither killed nor stopped."""
+        return sorted(self._processes)
 
     @property
     def bootstrap(self) -> str:
         return ",".join(f"127.0.0.1:{self.ports[i]}" for i in self.ids)
+
+    def log(self, node_id: int) -> str:
+        """What a node has logged."""
+        return (self._directory / f"{node_id}.log").read_text()
 
     def data_dir(self, node_id: int) -> Path:
         return self._directory / str(node_id)
@@ -60,10 +74,11 @@ class ClusterProcesses:
             with open(self._directory / f"{node_id}.log", "ab") as log:
                 self._processes[node_id] = subprocess.Popen(
                     [
-                        str(CHRONIK),
+                        *self.commands.get(node_id, [str(CHRONIK)]),
                         "start",
                         *("--node-id", str(node_id), "--peers", self.peers),
                         *("--data-dir", str(self.data_dir(node_id)), "--http-port", "-1"),
+                        *("--advertise", f"127.0.0.1:{self.ports[node_id]}"),
                         *self._options,
                     ],
                     stdout=log,

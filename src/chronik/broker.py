@@ -1,8 +1,9 @@
 """A node: settings in, parts wired and started, stopped in reverse. No logic.
 
-The order of starting is the point. The data directory is locked and recovered, the port is bound
-but refuses connections, the broker registers itself under that port, and only when its own image
-shows the registration does it listen: no Metadata answer ever has zero brokers.
+The order of starting is the point. The data directory is locked, the internal port listens, and a
+node without a cluster forms or finds one. The metadata is recovered, the Kafka port is bound but
+refuses connections, the broker registers itself under that port, and only when its own image shows
+the registration does it listen: no Metadata answer ever has zero brokers.
 """
 
 import asyncio
@@ -10,17 +11,15 @@ import importlib
 import logging
 import os
 import random
-import socket
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
-import msgspec
-
+from chronik.client.internal_link import FrameLink
+from chronik.client.link import Address
 from chronik.clock import Clock, SystemClock
 from chronik.config.effective import BrokerConfig
-from chronik.config.peers import Peer, cluster_id_of
 from chronik.config.settings import Settings, parse_address
 from chronik.coordinator.groups.records import GroupRecordFormat
 from chronik.coordinator.groups.shard import GroupShard
@@ -44,27 +43,51 @@ from chronik.metrics import Metrics
 from chronik.model import TopicPartition
 from chronik.protocol import internal
 from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.replication.following import Following
+from chronik.replication.isr_updates import InSyncUpdates
 from chronik.replication.maintenance import Maintenance
+from chronik.replication.repair import Repair
 from chronik.replication.replicas import Replicas
+from chronik.replication.sender import Sender
+from chronik.replication.throttle import Throttles
+from chronik.server.addresses import reachable, why_not_serving
 from chronik.server.context import Node, broker_config
+from chronik.server.controller_tasks import ControllerTasks
+from chronik.server.disk_space import DiskSpace
 from chronik.server.dispatch import dispatcher
 from chronik.server.encoded_topics import EncodedTopics
 from chronik.server.fetch_sessions import FetchSessions
+from chronik.server.formation import Formation, asking_identity, founding, on_early_call
+from chronik.server.identity import (
+    Identity,
+    WrongDirectory,
+    find_secret,
+    keep_secret,
+    read_identity,
+    write_identity,
+)
 from chronik.server.listener import Listener
+from chronik.server.members import Members
 from chronik.server.network import Network
 from chronik.server.producer_ids import ProducerIds
+from chronik.server.retirement import retire
 from chronik.server.supervision import Supervision
+from chronik.server.tasks import Tasks, sample_lag
 from chronik.server.transactions import on_transaction_call
+from chronik.server.unclean_elections import UncleanElections
 from chronik.storage.commit import GroupCommit
 from chronik.storage.disk import Disk, FileDisk
 from chronik.storage.errors import StorageError
 from chronik.storage.log import Log
+from chronik.storage.reserve import Reserve
+from chronik.storage.run_marker import ended_cleanly, mark_running, mark_stopped
 
 logger = logging.getLogger(__name__)
 
-DATA_FORMAT: Final = 1
+# An internal port that nobody chose: 9192 beside 9092, or if that is taken, any.
+INTERNAL_PORT_OFFSET: Final = 100
 FLUSH_INTERVAL_MS: Final = 1_000  # with durability=replicated: what a power failure may cost
-LAG_SAMPLE_S: Final = 0.1
+UNREGISTERED_S: Final = 2.0  # longer than a cluster that starts needs to elect somebody
 
 
 class StartFailed(Exception):
@@ -76,15 +99,6 @@ class Addresses(NamedTuple):
 
     kafka: tuple[str, int]
     http: tuple[str, int] | None
-
-
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose data directory this is: the content of node.json."""
-
-    format: int
-    cluster_id: str
-    node_id: int
-    directory_id: str
 
 
 class Broker:
@@ -99,9 +113,17 @@ class Broker:
         self._clock = clock or SystemClock()
         self._stack = AsyncExitStack()
         self._incarnation_id = id_text(uuid.uuid4().bytes)
+        self._is_marked = False  # as running: the cluster knows how the last run ended
+        self.node_id = -1  # known once the data directory or the cluster has said it
+        # Set when the node cannot go on; why, is one line for the person who started it.
+        self.broken = asyncio.Event()
+        self.broken_by = ""
         self.addresses: Addresses
+        self.network: Network
+        self.members: Members
         self.metadata: MetadataRuntime
         self.replicas: Replicas
+        self.following: Following
         self.node: Node
         self.listener: Listener
         self.groups: CoordinatorRuntime[GroupShard]
@@ -112,7 +134,7 @@ class Broker:
     async def __aenter__(self) -> Self:
         try:
             await self._start()
-        except (StorageError, UnusableMetadata, KafkaError, OSError) as error:
+        except (StorageError, UnusableMetadata, WrongDirectory, KafkaError, OSError) as error:
             await self._stack.aclose()
             raise StartFailed(str(error)) from error
         except BaseException:
@@ -121,8 +143,11 @@ class Broker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if not self.broken.is_set():
+            self.supervision.is_retiring = True
+            await retire(self.metadata, self.node_id, self._broker_epoch())
         await self._stack.aclose()
-        logger.info("stopped", extra={"node_id": self.settings.node_id})
+        logger.info("stopped", extra={"node_id": self.node_id})
 
     async def _start(self) -> None:
         disk, data_dir = self._disk, self.settings.data_dir.rstrip("/") or "/"
@@ -130,83 +155,103 @@ class Broker:
         for path in disk.make_directory(data_dir):
             disk.sync_directory(path)
         disk.lock(f"{data_dir}/lock")
-        identity = self._identify(data_dir)
+        Reserve(disk, data_dir).make_room_to_start()
+        identity = await self._identify(data_dir)
+        # With fsync nothing that was told to anybody can be lost.
+        self._is_clean = ended_cleanly(disk, data_dir) or self.settings.durability == "fsync"
         self._start_metadata(data_dir, identity)
         self._start_replicas(data_dir)
         self._start_coordinators()
         self.node = self._node(identity, data_dir)
         server = await self._bind()
         self._stack.push_async_callback(self.listener.close)
-        await self._start_network()
-        await self._register(identity, server)
+        await self._start_network(identity)
+        await self._registered(identity, server)
+        mark_running(disk, data_dir)
+        self._is_marked = True
         # Not before: the image may be behind until then, and a topic that it does not show yet
         # would pass for one that is gone.
         self.replicas.start(self.metadata.image, self.metadata.caught_up())
+        self.following.start(self.metadata.image)
         # Nor this: whatever they write is of the leader epoch that registering began.
         self.groups.start()
         self.transactions.start()
         await self.listener.serve()
         await self._start_background()
 
-    def _identify(self, data_dir: str) -> Identity:
-        """Read whose directory this is, or claim it."""
-        path = f"{data_dir}/node.json"
-        if not self._disk.exists(path):
-            identity = Identity(
-                format=DATA_FORMAT,
-                cluster_id=id_text(self._founded_cluster()),
-                node_id=self.settings.node_id,
-                directory_id=id_text(uuid.uuid4().bytes),
-            )
-            self._disk.write_durably(path, msgspec.json.encode(identity))
-            return identity
-        try:
-            data = bytes(self._disk.pread(path, self._disk.size(path), 0))
-            identity = msgspec.json.decode(data, type=Identity)
-        except msgspec.MsgspecError as error:
-            raise StartFailed(f"{path} cannot be read: {error}") from None
-        if identity.format != DATA_FORMAT:
-            raise StartFailed(f"{path}: data format {identity.format}; this is {DATA_FORMAT}")
-        if identity.node_id != self.settings.node_id:
-            raise StartFailed(
-                f"{data_dir} belongs to node {identity.node_id}; give --node-id "
-                f"{identity.node_id} or another --data-dir"
-            )
+    async def _identify(self, data_dir: str) -> Identity:
+        """Listen for other nodes, and find out who this node is, or become somebody."""
+        settings, disk = self.settings, self._disk
+        finds_others = len(settings.peers) > 1 or settings.join is not None
+        secret = find_secret(disk, data_dir, settings.secret, finds_others=finds_others)
+        identity = read_identity(disk, data_dir, settings.node_id, finds_others=finds_others)
+        self.network = Network(
+            identity=asking_identity(settings, identity.directory_id, self._incarnation_id),
+            secret=secret,
+            disk=disk,
+            on_connected=lambda peer: self.supervision.connected(peer),
+            on_lost=lambda peer: self.supervision.lost(peer),
+            on_call=self._on_call,
+            on_follower=self._on_follower,
+        )
+        await self._open_internal()
+        if not identity.cluster_id:
+            if settings.join is not None and (reason := why_not_serving(settings)) is not None:
+                raise StartFailed(reason)
+            await self.network.serve()
+            identity = await Formation(settings, self.network).identity()
+            write_identity(disk, data_dir, identity)
+        keep_secret(disk, data_dir, secret)
+        self.node_id = identity.node_id
+        self.network.identity = internal.Identity(
+            identity.cluster_id, identity.node_id, identity.directory_id, self._incarnation_id
+        )
         return identity
 
-    def _founded_cluster(self) -> bytes:
-        """The id of a new cluster: peers that found it together each find the same one."""
-        peers = self.settings.peers
-        return cluster_id_of(peers) if len(peers) > 1 else uuid.uuid4().bytes
+    async def _open_internal(self) -> None:
+        settings = self.settings
+        own = next((each for each in settings.peers if each.node_id == settings.node_id), None)
+        host, port = settings.host, settings.port + INTERNAL_PORT_OFFSET if settings.port else 0
+        if settings.internal is not None:
+            host, port = parse_address(settings.internal)
+        elif own is not None:
+            port = own.internal_port
+        try:
+            bound = await self.network.bind(host, port)
+        except OSError as error:
+            if settings.internal is not None or own is not None:
+                reason = os.strerror(error.errno) if error.errno else str(error)
+                raise StartFailed(
+                    f"cannot listen on {host}:{port} (--internal): {reason}"
+                ) from None
+            bound = await self.network.bind(host, 0)
+        self._stack.push_async_callback(self.network.close)
+        address = reachable(host, bound) if own is None else own.internal
+        if settings.advertise_internal is not None:
+            address = parse_address(settings.advertise_internal)
+        self.network.address = Address(*address)
 
     def _start_metadata(self, data_dir: str, identity: Identity) -> None:
         self._commit = GroupCommit(self._disk, self._on_durable, self._on_failed)
         journal = Journal(self._disk, f"{data_dir}/__chronik_metadata", self._clock.wall_ms)
         self._metadata_log = journal.log
-        self.network = Network(
-            identity=internal.Identity(
-                identity.cluster_id,
-                identity.node_id,
-                identity.directory_id,
-                self._incarnation_id,
-            ),
-            secret=(self.settings.secret or "").encode(),
-            peers=self.settings.peers,
-            disk=self._disk,
-            on_connected=lambda peer: self.supervision.connected(peer),
-            on_lost=lambda peer: self.supervision.lost(peer),
-            on_call=self._on_call,
-        )
         self.metadata = MetadataRuntime(
             journal,
             self._commit,
-            self.settings.node_id,
+            identity.node_id,
             self._disk,
             directory_id=identity.directory_id,
             clock=self._clock,
             send=self.network.send,
             call=self.network.call,
-            founders=frozenset(peer.node_id for peer in self.settings.peers),
+            founding=founding(self.settings, identity),
+            on_members=self.network.meet,
+            on_broken=lambda error: self._break(f"the metadata is broken: {error}"),
+        )
+        self.members = Members(
+            self.metadata,
+            self.network,
+            lambda: self._break(f"node {self.node_id} was removed from the cluster"),
         )
         self.network.metadata, self.network.journal = self.metadata, journal
         self.supervision = Supervision(self.metadata, self._clock, self.network.is_connected)
@@ -214,25 +259,26 @@ class Broker:
         self.metadata.start()
         self._stack.push_async_callback(self._stop_storage)
 
-    @property
-    def _own_peer(self) -> Peer | None:
-        peers = self.settings.peers
-        return next((each for each in peers if each.node_id == self.settings.node_id), None)
-
-    async def _start_network(self) -> None:
+    async def _start_network(self, identity: Identity) -> None:
         """Meet the other nodes, if there are any, and let Raft's time begin."""
-        own = self._own_peer
-        if own is not None and len(self.settings.peers) > 1:
-            try:
-                await self.network.open(self.settings.host, own.internal_port)
-            except OSError as error:
-                reason = os.strerror(error.errno) if error.errno else str(error)
-                place = f"{self.settings.host}:{own.internal_port}"
-                raise StartFailed(f"cannot listen on {place} (--peers): {reason}") from None
-            self._stack.push_async_callback(self.network.close)
+        seeds = {each.node_id: Address(*each.internal) for each in self.settings.peers}
+        seeds |= {node_id: Address(*at) for node_id, at in identity.members.items()}
+        self.metadata.subscribe(lambda old, new, records: self._follow(old, new))
+        await self.network.open(seeds)
         self.metadata.consensus.run()
+        tasks = await self._stack.enter_async_context(Tasks())
+        tasks.start(self.members.upkeep(), "members")
+        tasks.start(self.members.ask_around(), "ask-around")
+
+    def _follow(self, old: Image, new: Image) -> None:
+        if old.brokers is not new.brokers:
+            self.network.meet()
 
     def _on_call(self, peer: internal.Hello, method: str, body: bytes) -> Awaitable[bytes] | bytes:
+        if not self.network.is_open:
+            return on_early_call(self.settings, method, is_forming=self.node_id < 0)
+        if not peer.cluster_id and method not in ("found", "join"):
+            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "First join the cluster.")
         match method:
             case "submit":
                 return self.metadata.on_submit(body)
@@ -240,10 +286,17 @@ class Broker:
                 return self.supervision.on_heartbeat(body)
             case "transaction":
                 return on_transaction_call(self.node, body)
+            case "log-ends":
+                return self.unclean_elections.on_log_ends(body)
             case "marker":
                 return self.marker_writer.on_call(body)
             case _:
-                raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"There is no call {method!r}.")
+                return self.members.on_call(method, body)
+
+    def _on_follower(self, peer: internal.Hello, link: FrameLink) -> Sender:
+        return Sender(
+            peer.node_id, link, self.replicas, self._clock, self._disk.run, self._throttles.leader
+        )
 
     def _start_replicas(self, data_dir: str) -> None:
         commit = self._commit
@@ -251,7 +304,7 @@ class Broker:
             commit = GroupCommit(self._disk, self._on_durable, self._on_failed, FLUSH_INTERVAL_MS)
         self._partition_commit = commit
         self.replicas = Replicas(
-            node_id=self.settings.node_id,
+            node_id=self.node_id,
             disk=self._disk,
             data_dir=data_dir,
             durability=self.settings.durability,
@@ -259,7 +312,25 @@ class Broker:
             clock=self._clock,
             broker_config=self.broker_config,
         )
+        self.replicas.isr_updates = InSyncUpdates(
+            self.node_id, self.metadata.submit, self._broker_epoch, self._clock
+        )
+        self._throttles = Throttles(self.node_id, self.broker_config, self._clock)
+        self.following = self.replicas.following = Following(
+            self.node_id,
+            self.network.follow,
+            self.replicas,
+            self._clock,
+            self._broker_epoch,
+            self._throttles.follower,
+        )
+        self.unclean_elections = UncleanElections(self.metadata, self.replicas)
+        self._stack.push_async_callback(self.replicas.isr_updates.close)
+        self._stack.push_async_callback(self.following.close)
         self.metadata.subscribe(self.replicas.on_image)
+
+    def _broker_epoch(self) -> int:
+        return self.metadata.image.brokers[self.node_id].epoch
 
     def _start_coordinators(self) -> None:
         config = self.broker_config
@@ -302,7 +373,7 @@ class Broker:
         return coordinator
 
     def _node(self, identity: Identity, data_dir: str) -> Node:
-        node_id = self.settings.node_id
+        node_id = self.node_id
         metadata = self.metadata
         return Node(
             node_id=node_id,
@@ -310,6 +381,7 @@ class Broker:
             settings=self.settings,
             data_dir=data_dir,
             metadata=metadata,
+            members=self.members,
             replicas=self.replicas,
             fetch_sessions=FetchSessions(
                 self.broker_config().integer("max.incremental.fetch.session.cache.slots"),
@@ -317,9 +389,8 @@ class Broker:
                 self._clock.monotonic,
             ),
             encoded_topics=EncodedTopics(),
-            producer_ids=ProducerIds(
-                metadata, node_id, lambda: metadata.image.brokers[node_id].epoch
-            ),
+            producer_ids=ProducerIds(metadata, node_id, self._broker_epoch),
+            unclean_elections=self.unclean_elections,
             groups=self.groups,
             transactions=self.transactions,
             marker_writer=self.marker_writer,
@@ -339,6 +410,7 @@ class Broker:
             queued_bytes_max=config.integer("queued.max.request.bytes"),
             connections_max=lambda: self.broker_config().integer("max.connections"),
             idle_timeout_ms=lambda: self.broker_config().integer("connections.max.idle.ms"),
+            now=self._clock.monotonic,
         )
         host, port = self.settings.host, self.settings.port
         try:
@@ -347,25 +419,38 @@ class Broker:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise StartFailed(f"cannot listen on {host}:{port} (--port): {reason}") from None
 
+    async def _registered(self, identity: Identity, bound: tuple[str, int]) -> None:
+        """Register. If nobody decides that, answer with what this node knew before meanwhile."""
+        registering = asyncio.ensure_future(self._register(identity, bound))
+        try:
+            await asyncio.wait((registering,), timeout=UNREGISTERED_S)
+            if not registering.done() and self.metadata.image.online_ids:
+                logger.warning("no quorum yet: answers with what was known at the last stop")
+                await self.listener.serve()
+            await registering
+        finally:
+            registering.cancel()
+
     async def _register(self, identity: Identity, bound: tuple[str, int]) -> None:
         host, port = self._advertised(bound)
-        own = self._own_peer
+        internal_host, internal_port = self.network.address
         command = RegisterBroker(
-            node_id=self.settings.node_id,
+            node_id=self.node_id,
             incarnation_id=self._incarnation_id,
             directory_id=identity.directory_id,
             host=host,
             port=port,
             rack=self.settings.rack,
-            internal_host=own.host if own is not None else "",
-            internal_port=own.internal_port if own is not None else 0,
+            internal_host=internal_host,
+            internal_port=internal_port,
+            is_clean=self._is_clean,
         )
         epoch = await self.supervision.register(command)
         self._registration = (command, epoch)
         logger.info(
             "registered",
             extra={
-                "node_id": self.settings.node_id,
+                "node_id": self.node_id,
                 "term": self.metadata.term,
                 "index": epoch,
                 "address": f"{host}:{port}",
@@ -376,28 +461,41 @@ class Broker:
     def _advertised(self, bound: tuple[str, int]) -> tuple[str, int]:
         if self.settings.advertise is not None:
             return parse_address(self.settings.advertise)
-        host = self.settings.host
-        if host in ("0.0.0.0", "::", ""):
-            host = _host_name()
-        elif host == "localhost":
-            host = bound[0]  # One address family: a client must not try the other first.
-        return host, bound[1]
+        return reachable(self.settings.host, bound)
 
     async def _start_background(self) -> None:
-        tasks = await self._stack.enter_async_context(_Tasks())
+        tasks = await self._stack.enter_async_context(Tasks())
         maintenance = Maintenance(self.replicas, self._disk, self._clock, self.broker_config)
         self.maintenance = maintenance
         tasks.start(maintenance.retention(), "retention")
         tasks.start(maintenance.compaction(), "compaction")
         tasks.start(maintenance.checkpoints(), "checkpoints")
         tasks.start(maintenance.producer_expiry(), "producer-expiry")
-        tasks.start(self._sample_lag(), "loop-lag")
-        if len(self.settings.peers) > 1:
-            tasks.start(self.supervision.heartbeats(*self._registration), "heartbeats")
-            tasks.start(self.supervision.watch(), "watch")
-            tasks.start(self.metadata.consensus.save_commit_index(), "commit-index")
+        tasks.start(maintenance.in_sync_sets(), "in-sync-sets")
+        tasks.start(maintenance.caught_up_replicas(), "caught-up-replicas")
+        tasks.start(maintenance.high_watermarks(), "high-watermarks")
+        repair = Repair(self.node_id, self.replicas, self.metadata.submit, self._broker_epoch)
+        tasks.start(repair.run(), "repair")
+        tasks.start(self._disk_space().watch(), "disk-space")
+        tasks.start(sample_lag(self.metrics.loop_lag), "loop-lag")
+        tasks.start(self.supervision.heartbeats(*self._registration), "heartbeats")
+        tasks.start(self.supervision.watch(), "watch")
+        tasks.start(self.metadata.consensus.save_commit_index(), "commit-index")
+        controller = ControllerTasks(self.node)
+        tasks.start(controller.run(), "controller")
         if self.settings.http_port >= 0:
             await self._start_http()
+
+    def _disk_space(self) -> DiskSpace:
+        return DiskSpace(
+            disk=self._disk,
+            data_dir=self.node.data_dir,
+            room=self.replicas.room,
+            following=self.following,
+            metadata=self.metadata,
+            node_id=self.node_id,
+            broker_epoch=self._broker_epoch,
+        )
 
     async def _start_http(self) -> None:
         # Imported off the loop, after clients can connect: it costs a quarter of a second.
@@ -416,37 +514,37 @@ class Broker:
 
     def _status(self) -> Status:
         return Status(
-            node_id=self.settings.node_id,
+            node_id=self.node_id,
             metrics=self.metrics,
             metadata=self.metadata,
             replicas=self.replicas,
             fetch_session_count=lambda: len(self.node.fetch_sessions),
         )
 
-    async def _sample_lag(self) -> None:
-        """How late the loop runs what is due: the wait of anybody who asks it something."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + LAG_SAMPLE_S
-            await asyncio.sleep(LAG_SAMPLE_S)
-            self.metrics.loop_lag.observe(max(loop.time() - due, 0.0))
-
     async def _stop_storage(self) -> None:
         try:
+            await self.metadata.stop()
             await self._commit.drain()
             await self._partition_commit.drain()
             await self.replicas.close()
+            if self._is_marked:
+                mark_stopped(self._disk, self.node.data_dir)
         finally:
             self.metadata.close()
+
+    def _break(self, reason: str) -> None:
+        """The node cannot go on: whoever runs it ends it."""
+        self.broken_by = self.broken_by or reason
+        self.broken.set()
 
     # Wiring.
 
     def broker_config(self) -> BrokerConfig:
         """This broker's settings as they are now."""
-        return broker_config(self.settings, self.metadata.image, self.settings.node_id)
+        return broker_config(self.settings, self.metadata.image, self.node_id)
 
     def _broker_config_in(self, image: Image) -> BrokerConfig:
-        return broker_config(self.settings, image, self.settings.node_id)
+        return broker_config(self.settings, image, self.node_id)
 
     def _on_marker(self, where: TopicPartition, marker: Marker) -> None:
         if where.topic == CONSUMER_OFFSETS:
@@ -473,59 +571,27 @@ class Broker:
             self.replicas.on_failed(log, error)
 
 
-class _Tasks:
-    """Background tasks that end with the block that owns them."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        task.add_done_callback(self._ended)
-        self._tasks.add(task)
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("task failed", exc_info=task.exception(), extra={"task": task.get_name()})
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _host_name() -> str:
-    """This machine's name if it resolves, since a client must reach what we advertise."""
-    name = socket.gethostname()
-    try:
-        socket.gethostbyname(name)
-    except OSError:
-        return "127.0.0.1"
-    return name
-
-
-async def run(settings: Settings, ready: Callable[[Addresses], None], stop: asyncio.Event) -> None:
+async def run(settings: Settings, ready: Callable[["Broker"], None], stop: asyncio.Event) -> None:
     """Run a node until `stop` is set; `ready` is called once it serves.
 
-    A node may wait for its cluster for as long as that takes, and can be stopped meanwhile.
+    A node may wait for its cluster for as long as that takes, and can be stopped meanwhile. If it
+    cannot go on, while it starts or later, StartFailed says why.
     """
     broker = Broker(settings)
     starting = asyncio.create_task(broker.__aenter__(), name="start")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
+    ends = [asyncio.create_task(each.wait()) for each in (stop, broker.broken)]
+    await asyncio.wait((starting, *ends), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
         await asyncio.wait((starting,))
-        return
-    await starting
     try:
-        ready(broker.addresses)
-        await stop.wait()
+        if not starting.cancelled():
+            await starting
+            ready(broker)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await broker.__aexit__()
     finally:
-        await broker.__aexit__()
+        for end in ends:
+            end.cancel()
+    if broker.broken_by:
+        raise StartFailed(broker.broken_by)

@@ -9,21 +9,41 @@ from typing import Final
 
 # Upper bounds in seconds. Half a millisecond is a request from memory, five an fsync.
 LATENCY_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+# Of the pauses between two Raft messages of one peer. A heartbeat comes every 75 ms; after 400 an
+# election may begin.
+RAFT_GAP_BOUNDS_S: Final = (
+    0.01,
+    0.05,
+    0.075,
+    0.08,
+    0.085,
+    0.09,
+    0.1,
+    0.125,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    1,
+)
 
 
 class Histogram:
-    """Counts of observations by upper bound, and their sum."""
+    """Counts of observations by upper bound, their sum and the greatest."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "greatest", "total")
 
     def __init__(self, bounds: tuple[float, ...] = LATENCY_BOUNDS_S) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self.greatest = 0.0
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+        if value > self.greatest:
+            self.greatest = value
 
     @property
     def count(self) -> int:

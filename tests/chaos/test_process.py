@@ -240,6 +240,8 @@ def test_health_and_metrics(start: Start) -> None:
         "chronik_connections_accepted_total",
         "chronik_bytes_in_total",
         'chronik_log_bytes{topic="t"}',
+        "chronik_cluster_partitions",
+        "chronik_leaders",
     ):
         found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.M)
         assert found is not None, name

@@ -15,13 +15,15 @@ from clients.conftest import eventually
 
 ILLEGAL_GENERATION = 22
 UNKNOWN_MEMBER_ID = 25
+REBALANCE_IN_PROGRESS = 27
 NON_EMPTY_GROUP = 68
 GROUP_ID_NOT_FOUND = 69
 FENCED_INSTANCE_ID = 82
 GROUP_SUBSCRIBED_TO_TOPIC = 86
 UNRELEASED_INSTANCE_ID = 111
 STALE_MEMBER_EPOCH = 113
-ZOMBIE = {ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH}
+# The last one is a client's own word, if its heartbeat has heard of it before it commits.
+ZOMBIE = {ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, REBALANCE_IN_PROGRESS}
 
 # Short enough to wait for, long enough that a busy machine's member does not miss it.
 SESSION_MS = 1500

@@ -32,6 +32,8 @@ MAIN = {
     "kafka-consumer-perf-test": "org.apache.kafka.tools.ConsumerPerformance",
     "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
     "kafka-dump-log": "org.apache.kafka.tools.DumpLogSegments",
+    "kafka-leader-election": "org.apache.kafka.tools.LeaderElectionCommand",
+    "kafka-reassign-partitions": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
 }
 # A tool lives for about a second: a small heap and the quick compiler suit it.
 JAVA = ("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
@@ -242,7 +244,7 @@ def leave_open(broker: Broker, topic: str, written_ms: int) -> None:
     async def append() -> None:
         partition = node.replicas.find(node.metadata.image.topics[topic], 0)
         assert partition is not None
-        partition.append(batch, version=11, acks=1, isr_count=1, now_ms=written_ms, verify=False)
+        partition.append(batch, version=11, acks=1, now_ms=written_ms, verify=False)
 
     asyncio.run_coroutine_threadsafe(append(), loop).result(10)
 

@@ -10,6 +10,7 @@ import ast
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -172,10 +173,11 @@ def test_readme_settings(tmp_path: Path) -> None:
     (own,) = resolve({}, {}, file=str(tmp_path / "peers.toml")).peers
     assert (own.node_id, own.internal_port, own.rack) == (1, 9192, "a")
     starts = re.findall(r"^(?:CHRONIK_\S+ )*chronik start(.*)$", text, re.M)
-    assert len(starts) == 4
+    assert len(starts) == 7
     (listed,) = re.findall(r"^PEERS=(.*)$", text, re.M)
     for options in starts:
-        given = node.parse(options.replace("$PEERS", listed).split())
+        words = shlex.split(options.replace("$PEERS", listed), comments=True)
+        given = node.parse(words)
         assert given is not None, options
         resolve(given.options, {}, sets=given.sets)
 

@@ -1,5 +1,6 @@
 """A data directory that was damaged while the node was down: recovered or refused, never wrong."""
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from chronik.broker import Broker as Node
 from chronik.broker import StartFailed
+from chronik.config.settings import Settings
 from chronik.protocol import apis
 from chronik.protocol.batch import HEADER_SIZE, split
 from chronik.protocol.errors import ErrorCode
@@ -168,8 +171,13 @@ def test_a_flipped_bit_in_the_metadata_log_stops_the_start(data_dir: Path) -> No
 def test_another_nodes_directory_is_refused(data_dir: Path) -> None:
     node = json.loads((data_dir / "node.json").read_text())
     (data_dir / "node.json").write_text(json.dumps(node | {"node_id": 7}))
+
+    async def start() -> None:
+        async with Node(Settings(data_dir=str(data_dir), port=0, http_port=-1, node_id=1)):
+            pass
+
     with pytest.raises(StartFailed, match="belongs to node 7"):
-        Broker(data_dir=str(data_dir)).start()
+        asyncio.run(start())
 
 
 def test_a_lost_beginning_is_refused_and_nothing_is_removed(

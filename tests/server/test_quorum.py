@@ -1,18 +1,23 @@
-"""DescribeQuorum and UnregisterBroker on the wire of a node that is alone."""
+"""DescribeQuorum, UnregisterBroker and ChangeCluster on the wire of a node that is alone."""
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from chronik.metadata.image import id_text
 from chronik.protocol import apis
 from chronik.protocol.errors import ErrorCode
 from chronik.protocol.messages.quorum import (
     METADATA_TOPIC,
+    ChangeClusterRequest,
     DescribeQuorumRequest,
     DescribeQuorumRequestPartition,
     DescribeQuorumRequestTopic,
     UnregisterBrokerRequest,
 )
+from chronik.server.formation import Join, Joined
+from chronik.testing import Broker
 
 
 def described(wire: Any, version: int, topic: str = METADATA_TOPIC, *partitions: int) -> Any:
@@ -68,3 +73,66 @@ def test_a_broker_that_cannot_be_forgotten(
     answer = wire.ask(apis.UNREGISTER_BROKER, 0, request)
     assert answer.error_code == code
     assert word in answer.error_message
+
+
+def change(wire: Any, what: str, node_id: int = -1, **fields: Any) -> Any:
+    request = ChangeClusterRequest(change=what, node_id=node_id, **fields)
+    return wire.ask(apis.CHANGE_CLUSTER, 0, request)
+
+
+def members(wire: Any) -> tuple[list[int], list[int]]:
+    (log,) = described(wire, 2).topics[0].partitions
+    return [each.replica_id for each in log.current_voters], [
+        each.replica_id for each in log.observers
+    ]
+
+
+def test_a_node_that_is_let_in_is_an_observer_until_it_is_removed(
+    broker: Broker, wire: Any
+) -> None:
+    async def join(node_id: int | None, number: int) -> Joined:
+        assert broker.node is not None
+        body = msgspec.json.encode(Join(node_id, id_text(bytes([number] * 16))))
+        answer = await broker.node.members.on_call("join", body)  # type: ignore[misc]
+        return msgspec.json.decode(answer, type=Joined)
+
+    joined = broker._run_in_broker(join(None, 7))
+    assert (joined.node_id, list(joined.members)) == (2, [1])
+    assert members(wire) == ([1], [2])
+    assert broker._run_in_broker(join(2, 7)) == joined
+    (observer,) = described(wire, 2).topics[0].partitions[0].observers
+    assert observer.replica_directory_id == bytes([7] * 16)
+    assert observer.last_fetch_timestamp == -1, "it was never heard"
+    assert change(wire, "transfer-leadership", 2).error_code == ErrorCode.INVALID_REQUEST
+    assert change(wire, "replace-node", 2).error_code == 0
+    assert members(wire) == ([1], [])
+    assert broker._run_in_broker(join(2, 8)).node_id == 2
+    assert change(wire, "remove-node", 2).node_id == 2
+    assert members(wire) == ([1], [])
+
+
+@pytest.mark.parametrize(
+    ("what", "node_id", "code", "word"),
+    [
+        ("dance", 1, ErrorCode.INVALID_REQUEST, "no change 'dance'"),
+        ("remove-node", 1, ErrorCode.INVALID_REQUEST, "no other is online"),
+        ("remove-node", 7, ErrorCode.BROKER_ID_NOT_REGISTERED, "no node 7"),
+        ("transfer-leadership", -1, ErrorCode.INVALID_REQUEST, "nobody to hand over to"),
+        ("transfer-leadership", 7, ErrorCode.INVALID_REQUEST, "no other voter"),
+        ("maintenance-on", 7, ErrorCode.BROKER_ID_NOT_REGISTERED, "not registered"),
+    ],
+)
+def test_a_change_that_cannot_be(
+    wire: Any, what: str, node_id: int, code: ErrorCode, word: str
+) -> None:
+    answer = change(wire, what, node_id)
+    assert answer.error_code == code
+    assert word in answer.error_message
+
+
+def test_a_node_rests_and_works_again(wire: Any, say: Any) -> None:
+    for what, status in (("maintenance-on", "maintenance"), ("maintenance-off", "online")):
+        for _ in range(2):  # Asked for again, it is done.
+            assert change(wire, what, 1).error_code == 0
+        assert [node.status for node in described(wire, 2).nodes] == [status]
+    say.create(wire, "t")

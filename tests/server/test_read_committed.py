@@ -68,9 +68,9 @@ class Transactions:
         )
 
         def append(partition: Partition) -> Any:
-            guard = partition.begin_verification(producer_id, epoch)
+            guard = partition.producers.begin_verification(producer_id, epoch)
             return partition.append(
-                data, version=11, acks=-1, isr_count=1, now_ms=1_700_000_000_000, guard=guard
+                data, version=11, acks=-1, now_ms=1_700_000_000_000, guard=guard
             )
 
         return self._settled(self.do(append))

@@ -87,9 +87,7 @@ def test_append_between_a_fetch_and_its_parking_wakes_it(say: Any, connect: Any)
             context = Context(node.node, 12, "c", "h")
             waiting = handle_fetch(context, say.fetch_request("t", 0, max_wait_ms=3000))
             partition = node.replicas.find(node.metadata.image.topics["t"], 0)
-            partition.append(
-                say.batch(b"x"), version=12, acks=1, isr_count=1, now_ms=1_700_000_000_000
-            )
+            partition.append(say.batch(b"x"), version=12, acks=1, now_ms=1_700_000_000_000)
             started = time.monotonic()
             await waiting
             return time.monotonic() - started

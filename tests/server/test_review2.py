@@ -80,7 +80,7 @@ def test_an_older_producers_snapshot_never_replaces_a_newer_one(
             patched.setattr(MemoryDisk, "run", hold)
             older = loop.create_task(replicas.checkpoint(partition))
             await asyncio.sleep(0)
-            partition.append(say.batch(b"y"), version=9, acks=1, isr_count=1, now_ms=NOW_MS)
+            partition.append(say.batch(b"y"), version=9, acks=1, now_ms=NOW_MS)
             newer = loop.create_task(replicas.checkpoint(partition))
             await asyncio.sleep(0)
             for work, done in reversed(held):

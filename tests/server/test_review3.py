@@ -330,7 +330,7 @@ def test_an_answer_that_begins_with_an_abort_marker_hides_nothing_that_follows(
 
     async def write(value: bytes, sequence: int) -> None:
         data = say.batch(value, base_sequence=sequence, **sent)
-        partition.append(data, version=11, acks=-1, isr_count=1, now_ms=SENT_MS, verify=False)
+        partition.append(data, version=11, acks=-1, now_ms=SENT_MS, verify=False)
 
     for sequence, is_committed in enumerate([False, True]):
         in_broker(running, write(b"%d" % sequence, sequence))

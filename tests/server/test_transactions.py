@@ -392,7 +392,7 @@ def test_a_hanging_transaction_is_described_and_ended_by_a_marker(
     async def hang() -> None:
         partition = node.replicas.find(node.metadata.image.topics["t"], 0)
         now_ms = 1_700_000_000_000
-        partition.append(data, version=11, acks=1, isr_count=1, now_ms=now_ms, verify=False)
+        partition.append(data, version=11, acks=1, now_ms=now_ms, verify=False)
 
     asyncio.run_coroutine_threadsafe(hang(), loop).result(10)
     assert client.put(b"a") == 0

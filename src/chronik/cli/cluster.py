@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from chronik.cli import local_cluster
+from chronik.cli import cluster_health, cluster_members, cluster_moves, local_cluster
 from chronik.cli.output import print_json, print_table
 from chronik.cli.session import (
     BOOTSTRAP_DEFAULT,
@@ -27,6 +27,15 @@ from chronik.protocol.messages.cluster import DescribeClusterBroker, DescribeClu
 app = command_app("Show a cluster, or run one on this machine.")
 app.command()(local_cluster.up)
 app.command()(local_cluster.down)
+for change in (
+    cluster_members.add_node,
+    cluster_members.remove_node,
+    cluster_members.replace_node,
+    cluster_members.transfer_leadership,
+    cluster_members.maintenance,
+    cluster_moves.rebalance,
+):
+    app.command()(change)
 
 
 @app.command()
@@ -151,6 +160,8 @@ def summary(answers: Answers) -> dict[str, Any]:
         "lease": newest.log.has_lease if newest else False,
         "reason": None if is_led else _why_nobody_leads(answers, voters),
         "voters": voters,
+        "partitions": cluster_health.partition_counts(newest.counts if newest else None),
+        "leader_skew": cluster_health.leader_skew(newest.nodes) if newest else None,
         "nodes": [_node(answers, node_id) for node_id in _node_ids(answers, newest)],
     }
 
@@ -177,17 +188,23 @@ def _node_ids(answers: Answers, newest: Quorum | None) -> list[int]:
 
 def _node(answers: Answers, node_id: int) -> dict[str, Any]:
     own = answers.quorums.get(node_id)
-    lag, heard_ms = _seen_by_leader(answers.newest, node_id)
+    newest = answers.newest
+    described = {each.node_id: each for each in newest.nodes} if newest else {}
+    broker = described.get(node_id)
+    lag, heard_ms = _seen_by_leader(newest, node_id)
     return {
         "id": node_id,
         "address": _address(answers, node_id),
         "status": _status(answers, node_id),
-        "role": _role(answers.newest, node_id),
+        "role": _role(newest, node_id),
         "term": own.log.leader_epoch if own else None,
         "commit_index": own.log.high_watermark if own else None,
         "applied_index": own.log.applied_index if own else None,
         "lag": lag,
         "last_heard_ms": heard_ms,
+        "leaders": broker.leader_count if broker else 0,
+        "replicas": broker.replica_count if broker else 0,
+        "behind": cluster_health.follower_lag(answers.quorums.values(), node_id),
         "error": answers.failures.get(node_id),
     }
 
@@ -253,6 +270,17 @@ def _print_status(shown: Mapping[str, Any]) -> None:
         head += f", applied index {shown['applied_index']}"
         head += ", lease held" if shown["lease"] else ", no lease"
     typer.echo(head)
+    for line in cluster_health.lines(shown):
+        typer.echo(line)
     names = ("id", "address", "status", "role", "term", "commit_index", "applied_index", "lag")
     columns = ("NODE", "ADDRESS", "STATUS", "ROLE", "TERM", "COMMIT", "APPLIED", "LAG")
-    print_table(columns, [[node[name] for name in names] for node in shown["nodes"]])
+    rows = [
+        [
+            *(node[name] for name in names),
+            node["leaders"],
+            node["replicas"],
+            node["behind"]["records_total"],
+        ]
+        for node in shown["nodes"]
+    ]
+    print_table((*columns, "LEADS", "HOLDS", "BEHIND"), rows)

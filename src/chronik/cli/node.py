@@ -77,10 +77,11 @@ def _run(settings: Settings) -> int:
 
     logs.configure(settings.log_level)
 
-    def ready(addresses: broker.Addresses) -> None:
+    def ready(node: broker.Broker) -> None:
+        addresses = node.addresses
         http = "no http" if addresses.http is None else f"http {_text(addresses.http)}"
         print(
-            f"chronik {__version__} node {settings.node_id} is ready:"
+            f"chronik {__version__} node {node.node_id} is ready:"
             f" kafka {_text(addresses.kafka)}, {http}, data {settings.data_dir}",
             flush=True,
         )

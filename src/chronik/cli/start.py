@@ -31,7 +31,8 @@ def start(
         str | None, typer.Option(metavar="DIR", help="Where data lives. [./chronik-data]")
     ] = None,
     node_id: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="This node's number. [1]")
+        str | None,
+        typer.Option(metavar="NUMBER", help="This node's number. [1, or what a cluster gives it]"),
     ] = None,
     rack: Annotated[str | None, typer.Option(metavar="NAME", help="This node's rack.")] = None,
     durability: Annotated[
@@ -48,6 +49,18 @@ def start(
         str | None,
         typer.Option(metavar="TEXT", help="What only the nodes of a cluster know."),
     ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Any node of the cluster that this one joins."),
+    ] = None,
+    internal: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where to listen for other nodes. [port + 100]"),
+    ] = None,
+    advertise_internal: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="How other nodes reach this node."),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error. [info]")
     ] = None,
@@ -59,17 +72,6 @@ def start(
     ] = None,
 ) -> None:
     """Run a node. Each option can also be a CHRONIK_* variable or a key in the file."""
-    options = {
-        "port": port,
-        "host": host,
-        "advertise": advertise,
-        "http_port": http_port,
-        "data_dir": data_dir,
-        "node_id": node_id,
-        "rack": rack,
-        "durability": durability,
-        "peers": peers,
-        "secret": secret,
-        "log_level": log_level,
-    }
+    options = dict(locals())  # Each under the name of its setting, except these two.
+    del options["config"], options["sets"]
     raise typer.Exit(node.start(node.Given(options, config, tuple(sets or ()))))

@@ -19,6 +19,7 @@ from chronik.cli.session import (
 )
 from chronik.client.admin import Admin, ConfigSource, Resource
 from chronik.client.cluster import Cluster
+from chronik.client.moves import moving
 from chronik.client.offsets import EARLIEST, LATEST
 from chronik.model import TopicPartition
 from chronik.protocol.messages.metadata import MetadataResponseTopic
@@ -95,6 +96,7 @@ def describe(
 ) -> None:
     """Show partitions, leaders, offsets, sizes, and the settings that are not defaults."""
     described = run(bootstrap, timeout_s, lambda cluster: _describe(cluster, names))
+    is_moving = any(row["adding"] or row["removing"] for t in described for row in t["partitions"])
     if as_json:
         print_json(described)
         return
@@ -102,8 +104,10 @@ def describe(
         typer.echo(f"topic {topic['name']}, id {topic['id']}")
         settings = " ".join(f"{name}={value}" for name, value in topic["configs"].items())
         typer.echo(f"configs {settings or 'all default'}")
-        columns = ("PARTITION", "LEADER", "REPLICAS", "ISR", "START", "END", "SIZE")
-        print_table(columns, [_partition_row(row) for row in topic["partitions"]])
+        columns = ["PARTITION", "LEADER", "REPLICAS", "ISR", "START", "END", "SIZE"]
+        columns += ["ADDING", "REMOVING"] if is_moving else []
+        rows = [_partition_row(row)[: len(columns)] for row in topic["partitions"]]
+        print_table(columns, rows)
 
 
 @app.command()
@@ -181,6 +185,7 @@ async def _describe(cluster: Cluster, names: list[str]) -> list[dict[str, Any]]:
     starts = await admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
     ends = await admin.list_offsets(dict.fromkeys(partitions, LATEST))
     sizes = await _sizes(admin)
+    moves = await moving(cluster)
     described = []
     for topic in topics:
         name = topic.name or ""
@@ -188,6 +193,7 @@ async def _describe(cluster: Cluster, names: list[str]) -> list[dict[str, Any]]:
         rows = []
         for found in sorted(topic.partitions, key=lambda found: found.partition_index):
             place = TopicPartition(name, found.partition_index)
+            move = moves.get(place)
             rows.append(
                 {
                     "partition": found.partition_index,
@@ -195,6 +201,8 @@ async def _describe(cluster: Cluster, names: list[str]) -> list[dict[str, Any]]:
                     "leader_epoch": found.leader_epoch,
                     "replicas": list(found.replica_nodes),
                     "isr": list(found.isr_nodes),
+                    "adding": list(move.adding_replicas) if move else [],
+                    "removing": list(move.removing_replicas) if move else [],
                     "start_offset": starts.get(place),
                     "end_offset": ends.get(place),
                     "bytes": sizes.get((found.leader_id, place)),
@@ -232,6 +240,8 @@ def _partition_row(row: dict[str, Any]) -> tuple[str | int | None, ...]:
         row["start_offset"],
         row["end_offset"],
         size_text(row["bytes"]),
+        ",".join(map(str, row["adding"])) or None,
+        ",".join(map(str, row["removing"])) or None,
     )
 
 

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from chronik.client.cluster import Cluster, check, check_topic
+from chronik.client.cluster import Cluster, check, check_topic, error_code
 from chronik.client.offsets import list_offsets
 from chronik.model import TopicPartition
 from chronik.protocol.apis import (
+    CHANGE_CLUSTER,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_RECORDS,
@@ -45,12 +46,17 @@ from chronik.protocol.messages.configs import (
 from chronik.protocol.messages.metadata import MetadataResponseTopic
 from chronik.protocol.messages.quorum import (
     METADATA_TOPIC,
+    NO_NODE,
+    ChangeClusterRequest,
+    ChangeClusterResponse,
     DescribeQuorumNode,
     DescribeQuorumPartition,
     DescribeQuorumRequest,
     DescribeQuorumRequestPartition,
     DescribeQuorumRequestTopic,
     DescribeQuorumResponse,
+    FollowerLag,
+    PartitionCounts,
     UnregisterBrokerRequest,
     UnregisterBrokerResponse,
 )
@@ -102,6 +108,8 @@ class Quorum(NamedTuple):
 
     log: DescribeQuorumPartition
     nodes: Sequence[DescribeQuorumNode]
+    counts: PartitionCounts | None = None
+    follower_lags: Sequence[FollowerLag] = ()
 
     @property
     def is_leaders(self) -> bool:
@@ -128,7 +136,8 @@ def quorum_of(response: DescribeQuorumResponse) -> Quorum:
         raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "an answer without a quorum")
     if logs[0].error_code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
         check(logs[0].error_code, "quorum", logs[0].error_message)
-    return Quorum(logs[0], response.nodes)
+    counts = response.counts[0] if response.counts else None
+    return Quorum(logs[0], response.nodes, counts, response.follower_lags)
 
 
 class Admin:
@@ -307,6 +316,28 @@ class Admin:
             check(response.error_code, f"broker {node_id}", response.error_message)
 
         await self._cluster.retry(ask, codes=_NOT_DONE)
+
+    async def change_cluster(
+        self, change: str, node_id: int = NO_NODE, *, accepts_loss: bool = False
+    ) -> int:
+        """Remove, replace or drain a node, or let another lead; the node that it was about."""
+        request = ChangeClusterRequest(change=change, node_id=node_id, accepts_loss=accepts_loss)
+
+        async def ask() -> int:
+            await self._cluster.refresh(())
+            # Any node has it done; one that is removed might be gone before it can answer.
+            others = [each for each in sorted(self._cluster.brokers) if each != node_id]
+            asked = others[0] if others else self._cluster.controller_id
+            link = await self._cluster.link(asked)
+            response: ChangeClusterResponse = await link.send(
+                request, CHANGE_CLUSTER, timeout_s=self._cluster.timeout_s
+            )
+            if response.error_code:
+                code = error_code(response.error_code)
+                raise KafkaError(code, response.error_message or change)
+            return response.node_id
+
+        return await self._cluster.retry(ask, codes=_NOT_DONE)
 
     async def delete_records(
         self, before: Mapping[TopicPartition, int]

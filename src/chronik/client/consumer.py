@@ -169,10 +169,10 @@ class Consumer:
             self._out_of_range.clear()
 
     async def _start_fetches(self) -> None:
-        busy = {partition for fetch in self._fetches.values() for partition in fetch.offsets}
+        busy = self._busy()
         now = asyncio.get_running_loop().time()
         groups: dict[int, list[_Place]] = {}
-        for partition in self.positions:
+        for partition in tuple(self.positions):  # Who owns this may change it meanwhile.
             failing = self._failing.get(partition)
             if partition in busy or (failing is not None and failing.retry_at > now):
                 continue
@@ -185,14 +185,21 @@ class Consumer:
                 place = _Place(partition, leader.leader_epoch, topic.topic_id)
                 groups.setdefault(leader.leader_id, []).append(place)
         for node_id, places in groups.items():
-            fetch = self._fetch(places)
+            fetch = self._fetch([each for each in places if each.partition in self.positions])
             name = f"fetch-from-{node_id}"
             self._fetches[asyncio.create_task(self._send(node_id, fetch), name=name)] = fetch
+
+    def _busy(self) -> set[TopicPartition]:
+        """The partitions of fetches that are on their way."""
+        return {partition for fetch in self._fetches.values() for partition in fetch.offsets}
 
     async def _wait(self) -> set[asyncio.Task[FetchResponse]]:
         """Wait for an answer, or until a failing partition is due for another try."""
         now = asyncio.get_running_loop().time()
-        due = min((failing.retry_at for failing in self._failing.values()), default=None)
+        busy = self._busy()  # Those are being tried: their answer is what to wait for.
+        idle = self._failing.keys() & self.positions.keys() - busy
+        waiting = (self._failing[each].retry_at for each in idle)
+        due = min(waiting, default=None)
         pause_s = None if due is None else max(due - now, 0.0)
         if not self._fetches:
             await asyncio.sleep(pause_s or 0.0)

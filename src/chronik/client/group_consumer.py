@@ -116,7 +116,7 @@ class GroupConsumer:
         with suppress(KafkaError, ConnectionFailed):
             if error is None or isinstance(error, asyncio.CancelledError):
                 await self.commit()
-            await self._send(LEAVE_EPOCH, full=False)
+            await self._send(LEAVE_EPOCH)
         await self._consumer.close()
 
     async def __aiter__(self) -> AsyncIterator[tuple[TopicPartition, Record]]:
@@ -264,10 +264,10 @@ class GroupConsumer:
 
     async def _heartbeat(self) -> float:
         """One heartbeat, and what follows from its answer; the seconds until the next."""
-        response = await self._send(self._epoch, full=self._epoch == JOIN_EPOCH)
+        response = await self._send(self._epoch)
         if response.error_code in _LOST:
             self._drop_all()
-            response = await self._send(JOIN_EPOCH, full=True)
+            response = await self._send(JOIN_EPOCH)
         about = f"group {self.group_id}"
         check(response.error_code, about, response.error_message)
         self.member_id = response.member_id or self.member_id
@@ -280,7 +280,11 @@ class GroupConsumer:
                 return 0.0
         return response.heartbeat_interval_ms / 1000
 
-    async def _send(self, epoch: int, *, full: bool) -> ConsumerGroupHeartbeatResponse:
+    async def _send(self, epoch: int) -> ConsumerGroupHeartbeatResponse:
+        """A heartbeat with everything in it: only such a one is always told the assignment.
+
+        A change is told once otherwise, and an answer that got lost would be the end of it.
+        """
         owned: dict[str, list[int]] = {}
         for name, index in sorted(self._owned):
             owned.setdefault(name, []).append(index)
@@ -288,8 +292,8 @@ class GroupConsumer:
             group_id=self.group_id,
             member_id=self.member_id,
             member_epoch=epoch,
-            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS if full else -1,
-            subscribed_topic_names=self._topics if full else None,
+            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
+            subscribed_topic_names=self._topics,
             topic_partitions=[
                 HeartbeatTopicPartitions(topic_id=self._topic_ids[name], partitions=indexes)
                 for name, indexes in owned.items()

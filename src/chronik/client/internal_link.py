@@ -35,6 +35,7 @@ from chronik.protocol.internal_handshake import (
     mismatch,
     without_secret,
 )
+from chronik.protocol.schema import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,11 @@ class FrameLink(asyncio.Protocol):
         """Send whole frames; look at `is_writable` before much is sent."""
         if self._transport is not None and self._failure is None:
             self._transport.write(data)
+
+    def write_parts(self, parts: list[Buffer]) -> None:
+        """Send a frame that is in parts."""
+        if self._transport is not None and self._failure is None:
+            self._transport.writelines(parts)
 
     def hold(self) -> None:
         """Handle no more frames until `release`; what comes waits in the peer."""
@@ -219,15 +225,19 @@ async def open_link(
     purpose: Purpose,
     secret: bytes,
     node_id: int | None,
+    own_address: tuple[str, int] = ("", 0),
     timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> Challenge:
-    """Connect and shake hands with the node asked for, or NotSent; PeerRefused if it is not it."""
+    """Connect and shake hands with the node asked for, or NotSent; PeerRefused if it is not it.
+
+    `own_address` is where the other side finds us, if it is told.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: link, address.host, address.port)
             link.is_established = True
-            peer = await _shake_hands(link, identity, purpose, secret)
+            peer = await _shake_hands(link, identity, purpose, secret, own_address)
         _check(identity, peer, node_id)
     except BaseException as error:
         link.abort("given up")
@@ -244,11 +254,16 @@ async def open_link(
 
 
 async def _shake_hands(
-    link: FrameLink, identity: Identity, purpose: Purpose, secret: bytes
+    link: FrameLink,
+    identity: Identity,
+    purpose: Purpose,
+    secret: bytes,
+    own_address: tuple[str, int],
 ) -> Challenge:
     if not secret and (reason := without_secret(link.peer_host)):
         raise HandshakeRefused("secret", reason)
-    handshake = ConnectingHandshake(identity, purpose, secret, secrets.token_bytes(NONCE_SIZE))
+    nonce = secrets.token_bytes(NONCE_SIZE)
+    handshake = ConnectingHandshake(identity, purpose, secret, nonce, own_address)
     reached: asyncio.Future[Challenge] = asyncio.get_running_loop().create_future()
 
     def on_frame(frame: bytes) -> None:
@@ -284,6 +299,7 @@ def _check(identity: Identity, peer: Challenge, node_id: int | None) -> None:
 def _fail(future: "asyncio.Future[Any]", error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
+        future.exception()  # Whoever waits may be cancelled in the same turn: then it is no news.
 
 
 def _prepare(connected: Any) -> None:

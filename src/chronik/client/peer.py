@@ -126,6 +126,8 @@ class Peer:
         *,
         identity: Callable[[], Identity],
         secret: bytes,
+        own_address: tuple[str, int] = ("", 0),
+        admit: Callable[[Identity], str | None] | None = None,
         on_connected: Callable[[Identity], None] | None = None,
         on_lost: Callable[[Identity], None] | None = None,
         on_refused: Callable[[str], None] | None = None,
@@ -139,6 +141,8 @@ class Peer:
         self.queue = SendQueue()
         self._identity = identity
         self._secret = secret
+        self._own_address = own_address
+        self._admit = admit
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._on_refused = on_refused
@@ -189,6 +193,12 @@ class Peer:
             await link.wait_closed()
         self._raft = self._calls = None
         self.queue.clear()
+
+    async def open_replication(self) -> FrameLink:
+        """A connection for following partitions that the peer leads, or NotSent."""
+        link, _ = await self._open("replicate")
+        link.on_closed = lambda _: self._links.discard(link)
+        return link
 
     # Raft messages.
 
@@ -331,7 +341,9 @@ class Peer:
                     purpose=purpose,
                     secret=self._secret,
                     node_id=self.node_id,
+                    own_address=self._own_address,
                 )
+                await self._check(link, address, peer)
             except BaseException as error:
                 self._links.discard(link)
                 if not isinstance(error, NotSent):
@@ -345,6 +357,14 @@ class Peer:
             return link, peer
         assert failure is not None
         raise failure
+
+    async def _check(self, link: FrameLink, address: Address, peer: Challenge) -> None:
+        """Whom we would not let in, we do not talk to either."""
+        reason = None if self._admit is None else self._admit(peer)
+        if reason is not None:
+            link.abort(reason)
+            await link.wait_closed()
+            raise PeerRefused(address, reason)
 
     def _refused(self, reason: str) -> None:
         if reason in self._refusals or len(self._refusals) >= REFUSALS_REMEMBERED_MAX:

@@ -29,6 +29,13 @@ _OWN: Final = (
         documentation="Whether a topic that a client asks for or writes to is created.",
     ),
     Definition(
+        name="auto.leader.rebalance.enable",
+        kind=Kind.BOOLEAN,
+        default=True,
+        documentation="Whether the controller lets preferred replicas lead again when they are "
+        "back in sync.",
+    ),
+    Definition(
         name="connections.max.idle.ms",
         kind=Kind.LONG,
         default=600_000,
@@ -39,10 +46,11 @@ _OWN: Final = (
     Definition(
         name="default.replication.factor",
         kind=Kind.INT,
-        default=1,
+        default=3,
         least=1,
         most=INT_MAX,
-        documentation="The replication factor of topics that are created without one.",
+        documentation="The replication factor of topics that are created without one. Unless it "
+        "is set, it is also at most the number of brokers.",
     ),
     Definition(
         name="delete.topic.enable",
@@ -56,6 +64,34 @@ _OWN: Final = (
         default=limits.FETCH_BYTES_MAX,
         least=1024,
         documentation="The largest fetch response, whatever the client asks for.",
+    ),
+    Definition(
+        name="follower.replication.throttled.rate",
+        kind=Kind.LONG,
+        default=LONG_MAX,
+        least=0,
+        update=Update.CLUSTER_WIDE,
+        documentation="Bytes a second that this broker takes as a follower, of the replicas in "
+        "follower.replication.throttled.replicas of their topics, while they are not in sync.",
+    ),
+    Definition(
+        name="leader.imbalance.check.interval.seconds",
+        kind=Kind.LONG,
+        # Kafka waits 300. A move costs a client here one answer that names the new leader, and a
+        # node that is back should carry its share soon; but not at each blink.
+        default=10,
+        least=1,
+        documentation="How often the controller looks for leaders that are not the preferred "
+        "replica.",
+    ),
+    Definition(
+        name="leader.replication.throttled.rate",
+        kind=Kind.LONG,
+        default=LONG_MAX,
+        least=0,
+        update=Update.CLUSTER_WIDE,
+        documentation="Bytes a second that this broker sends as a leader, of the replicas in "
+        "leader.replication.throttled.replicas of their topics, while they are not in sync.",
     ),
     Definition(
         name="log.cleaner.backoff.ms",
@@ -123,6 +159,24 @@ _OWN: Final = (
         least=-1,
         documentation="Bytes of half-received requests, over all connections, beyond which a "
         "connection that sends more is closed; -1: no limit.",
+    ),
+    Definition(
+        name="replica.alter.log.dirs.io.max.bytes.per.second",
+        kind=Kind.LONG,
+        default=LONG_MAX,
+        least=0,
+        update=Update.CLUSTER_WIDE,
+        documentation="Bytes a second of moves between directories of one broker. There are none: "
+        "a broker has one directory. Kafka's tools clear it with the throttles.",
+    ),
+    Definition(
+        name="replica.lag.time.max.ms",
+        kind=Kind.LONG,
+        default=30_000,
+        least=100,
+        update=Update.CLUSTER_WIDE,
+        documentation="A follower that had not all of its leader's log for this long leaves the "
+        "in-sync set.",
     ),
     Definition(
         name="socket.request.max.bytes",

@@ -1,7 +1,7 @@
 """The Kafka settings of a broker that are about groups and transactions.
 
-Defaults are Kafka's, except the replication factors and the least in-sync count of the internal
-topics: those are 1, which one node can satisfy. All of them change only at the start.
+Defaults are Kafka's. Of the replication factors and the least in-sync count of the internal topics
+fewer nodes need fewer. All of them change only at the start.
 """
 
 from typing import Final
@@ -154,10 +154,10 @@ COORDINATOR_SETTINGS: Final = (
     Definition(
         name="offsets.topic.replication.factor",
         kind=Kind.SHORT,
-        default=1,
+        default=3,
         least=1,
-        documentation="The replication factor of __consumer_offsets when it is created: at most "
-        "as many as there are brokers.",
+        documentation="The replication factor of __consumer_offsets: at most as many as there are "
+        "brokers, and raised when there are more.",
     ),
     Definition(
         name="offsets.topic.segment.bytes",
@@ -197,7 +197,7 @@ COORDINATOR_SETTINGS: Final = (
     Definition(
         name="transaction.state.log.min.isr",
         kind=Kind.INT,
-        default=1,
+        default=2,
         least=1,
         documentation="The min.insync.replicas of __transaction_state when it is created.",
     ),
@@ -212,10 +212,10 @@ COORDINATOR_SETTINGS: Final = (
     Definition(
         name="transaction.state.log.replication.factor",
         kind=Kind.SHORT,
-        default=1,
+        default=3,
         least=1,
-        documentation="The replication factor of __transaction_state when it is created: at most "
-        "as many as there are brokers.",
+        documentation="The replication factor of __transaction_state: at most as many as there are "
+        "brokers, and raised when there are more.",
     ),
     Definition(
         name="transaction.state.log.segment.bytes",

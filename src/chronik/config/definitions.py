@@ -7,6 +7,7 @@ TOML file and the command line all give it.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from re import fullmatch
 from typing import Final
 
 INT_MAX: Final = 2**31 - 1
@@ -52,6 +53,7 @@ class Definition:
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
+    item_pattern: str = ""  # what each item of a list must look like
     update: Update = Update.READ_ONLY
     # For a topic's setting: the broker settings that it falls back to, first wins. A suffix says
     # the unit where it is not the topic's own: log.retention.hours gives retention.ms.
@@ -75,6 +77,9 @@ class Definition:
                 raise self._invalid(text)
             if self.most is not None and value > self.most:
                 raise self._invalid(text)
+        items = value if isinstance(value, tuple) else ()
+        if self.item_pattern and not all(fullmatch(self.item_pattern, each) for each in items):
+            raise self._invalid(text)
         if self.choices:
             chosen = value if isinstance(value, tuple) else (value,)
             if not chosen or any(item not in self.choices for item in chosen):
@@ -87,6 +92,8 @@ class Definition:
             return f"a list of {words}" if self.kind is Kind.LIST else f"one of {words}"
         if self.kind is Kind.BOOLEAN:
             return "true or false"
+        if self.item_pattern:
+            return f"a list of items like {self.item_pattern}"
         if self.kind in (Kind.INT, Kind.SHORT, Kind.LONG, Kind.DOUBLE):
             what = "a number" if self.kind is Kind.DOUBLE else "a whole number"
             least = "" if self.least is None else f" from {_whole_if_whole(self.least)}"

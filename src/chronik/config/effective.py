@@ -61,6 +61,10 @@ class BrokerConfig:
         assert first.value is not None
         return definition.parse(first.value)
 
+    def is_set(self, name: str) -> bool:
+        """Whether somebody has given a setting its value."""
+        return any(name in values for values in (self.broker, self.cluster, self.static))
+
     def integer(self, name: str) -> int:
         value = self.get(name)
         assert isinstance(value, int)
@@ -79,6 +83,8 @@ def topic_synonyms(
     found = []
     if definition.name in overrides:
         found.append(Synonym(definition.name, overrides[definition.name], Source.TOPIC))
+    if not definition.synonyms:
+        found.append(Synonym(definition.name, render(definition.default), Source.DEFAULT))
     given = [
         synonym
         for name in definition.synonyms

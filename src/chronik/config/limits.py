@@ -38,5 +38,9 @@ PARTITIONS_PER_REQUEST_MAX: Final = 2_000  # DescribeTopicPartitions pages at th
 # Producer ids are handed out from blocks, so that one id costs no metadata entry.
 PRODUCER_ID_BLOCK: Final = 1_000
 
+# Entries of the metadata that are proposed and not committed. A thousand topics of a hundred
+# partitions have 15 MB; beyond this a slow disk or a slow follower would fill the memory.
+UNCOMMITTED_BYTES_MAX: Final = 64 * 1024 * 1024
+
 # A snapshot of the metadata is written after this many entries. Replaying them takes about 50 ms.
 SNAPSHOT_ENTRY_COUNT: Final = 5_000

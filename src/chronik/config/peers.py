@@ -5,7 +5,7 @@ stands here is where to look for it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -21,6 +21,12 @@ class Peer:
     kafka_port: int
     internal_port: int
     rack: str | None = None
+    internal_host: str | None = None  # where it differs from that for clients
+
+    @property
+    def internal(self) -> tuple[str, int]:
+        """Where other nodes reach it."""
+        return self.internal_host or self.host, self.internal_port
 
     def __str__(self) -> str:
         return f"{self.node_id}@{self.host}:{self.kafka_port}:{self.internal_port}"
@@ -74,11 +80,14 @@ def _of_table(table: Mapping[str, Any]) -> Peer:
         raise ValueError(f"{unknown[0]} is not known")
     kafka_host, _, kafka_port = str(table["kafka"]).rpartition(":")
     internal_host, _, internal_port = str(table["internal"]).rpartition(":")
-    if kafka_host != internal_host:
-        raise ValueError(f"kafka and internal of peer {table['id']} have different hosts")
-    return _peer(
+    if not internal_host:
+        raise ValueError(f"internal of peer {table['id']} is not HOST:PORT")
+    peer = _peer(
         int(table["id"]), kafka_host, int(kafka_port), int(internal_port), table.get("rack")
     )
+    if internal_host == kafka_host:
+        return peer
+    return replace(peer, internal_host=internal_host.removeprefix("[").removesuffix("]"))
 
 
 def cluster_id_of(peers: Sequence[Peer]) -> bytes:

@@ -3,6 +3,9 @@
 Kafka's settings keep Kafka's names: `--set num.partitions=4`, `CHRONIK_KAFKA_NUM_PARTITIONS=4`,
 or `"num.partitions" = 4` in the file's `[kafka]` table. A name that is not known is refused in each
 of these places: a setting that is silently ignored is a setting that somebody relies on.
+
+The file may also say both addresses of a node side by side: `[bind]` and `[advertise]`, each with
+`kafka` and `internal`.
 """
 
 import tomllib
@@ -41,11 +44,14 @@ class Settings:
     advertise: str | None = None
     http_port: int = 9644
     data_dir: str = "./chronik-data"
-    node_id: int = 1
+    node_id: int | None = None  # the data directory's own, what a cluster gives it, or 1
     rack: str | None = None
     durability: Durability = "fsync"
     peers: tuple[Peer, ...] = ()
     secret: str | None = None
+    join: str | None = None
+    internal: str | None = None
+    advertise_internal: str | None = None
     log_level: str = "info"
     kafka: Mapping[str, str] = field(default_factory=dict)
 
@@ -91,6 +97,11 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def address_text(host: str, port: int) -> str:
+    """An address as HOST:PORT."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _address(text: str) -> str:
     parse_address(text)
     return text
@@ -109,6 +120,9 @@ NODE_SETTINGS: Final[Mapping[str, NodeSetting]] = {
         parse_peers, "ID@HOST:KAFKA_PORT:INTERNAL_PORT,... of all nodes, this one included"
     ),
     "secret": NodeSetting(_text, "what all nodes of a cluster, and nobody else, know"),
+    "join": NodeSetting(_address, "HOST:PORT of any node of the cluster, either port of it"),
+    "internal": NodeSetting(_address, "HOST:PORT to listen on for other nodes"),
+    "advertise_internal": NodeSetting(_address, "HOST:PORT, as other nodes reach this one"),
     "log_level": NodeSetting(_choice(*LOG_LEVELS), ", ".join(LOG_LEVELS)),
 }
 
@@ -123,6 +137,7 @@ def resolve(
     """The settings of a node, or InvalidSetting with one line that says what is wrong."""
     _check_variables(environment)
     document = _read(file) if file is not None else {}
+    _spread_addresses(document, file or "")
     given: dict[str, Any] = {}
     for name, setting in NODE_SETTINGS.items():
         for place, value in (
@@ -137,22 +152,54 @@ def resolve(
                 given[name] = _parse(setting, place, value)
                 break
     settings = Settings(**given, kafka=_kafka(sets, environment, document.get("kafka", {}), file))
-    return _with_own_peer(settings)
+    if settings.peers and settings.join is not None:
+        raise InvalidSetting(
+            "--join: peers form a cluster, and a node that joins finds one; not both"
+        )
+    return _with_own_peer(settings, "port" in given)
 
 
-def _with_own_peer(settings: Settings) -> Settings:
-    """A node among peers listens where its own entry says."""
+def _with_own_peer(settings: Settings, is_port_given: bool) -> Settings:
+    """A node among peers listens where its own entry says, unless it is told otherwise."""
     if not settings.peers:
         return settings
-    own = next((peer for peer in settings.peers if peer.node_id == settings.node_id), None)
+    node_id = 1 if settings.node_id is None else settings.node_id
+    own = next((peer for peer in settings.peers if peer.node_id == node_id), None)
     if own is None:
-        raise InvalidSetting(f"--peers: node {settings.node_id} itself is not among them")
+        raise InvalidSetting(f"--peers: node {node_id} itself is not among them")
     return replace(
         settings,
-        port=own.kafka_port,
-        advertise=settings.advertise or f"{own.host}:{own.kafka_port}",
+        node_id=node_id,
+        port=settings.port if is_port_given else own.kafka_port,
+        advertise=settings.advertise or address_text(own.host, own.kafka_port),
         rack=settings.rack or own.rack,
     )
+
+
+def _spread_addresses(document: dict[str, Any], file: str) -> None:
+    """Put what [bind] and [advertise] say under the names of the settings."""
+    bind = document.pop("bind", {})
+    advertise = document.get("advertise")
+    if isinstance(advertise, dict):
+        del document["advertise"]
+    else:
+        advertise = {}
+    for name, table in (("bind", bind), ("advertise", advertise)):
+        unknown = sorted(set(table) - {"kafka", "internal"}) if isinstance(table, dict) else [name]
+        if unknown:
+            raise InvalidSetting(f"{file}: [{name}] has kafka and internal, each HOST:PORT")
+    given = {"internal": bind.get("internal"), "advertise": advertise.get("kafka")}
+    given["advertise_internal"] = advertise.get("internal")
+    if "kafka" in bind:
+        try:
+            given["host"], given["port"] = parse_address(str(bind["kafka"]))
+        except ValueError:
+            raise InvalidSetting(f"{file}: [bind] kafka: give HOST:PORT") from None
+    for name, value in given.items():
+        if value is not None and name in document:
+            raise InvalidSetting(f"{file}: {name} and the tables say the same thing twice")
+        if value is not None:
+            document[name] = value
 
 
 def variable_of(name: str) -> str:
@@ -193,9 +240,9 @@ def _read(file: str) -> dict[str, Any]:
         raise InvalidSetting(f"--config: cannot read {file}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidSetting(f"--config: {file} is not TOML: {error}") from None
-    unknown = sorted(set(document) - set(NODE_SETTINGS) - {"kafka"})
+    unknown = sorted(set(document) - set(NODE_SETTINGS) - {"kafka", "bind"})
     if unknown:
-        names = ", ".join([*NODE_SETTINGS, "[kafka]"])
+        names = ", ".join([*NODE_SETTINGS, "[bind]", "[kafka]"])
         raise InvalidSetting(f"{file}: unknown setting {unknown[0]}; known ones: {names}")
     return document
 

@@ -6,6 +6,7 @@ from typing import Final
 from chronik.config.definitions import INT_MAX, LONG_MAX, Definition, Kind
 
 DAY_MS: Final = 24 * 3600 * 1000
+THROTTLED_REPLICA: Final = r"\*|\d+:\d+"
 
 _DEFINITIONS: Final = (
     Definition(
@@ -61,12 +62,28 @@ _DEFINITIONS: Final = (
         documentation="How long a tombstone of a compacted topic stays readable.",
     ),
     Definition(
+        name="follower.replication.throttled.replicas",
+        kind=Kind.LIST,
+        default=(),
+        item_pattern=THROTTLED_REPLICA,
+        documentation="Replicas, as PARTITION:BROKER or * for all, that are filled no "
+        "faster than follower.replication.throttled.rate while they are not in sync.",
+    ),
+    Definition(
         name="index.interval.bytes",
         kind=Kind.INT,
         default=4096,
         least=0,
         synonyms=("log.index.interval.bytes",),
         documentation="How many bytes of log lie between two entries of the offset index.",
+    ),
+    Definition(
+        name="leader.replication.throttled.replicas",
+        kind=Kind.LIST,
+        default=(),
+        item_pattern=THROTTLED_REPLICA,
+        documentation="Replicas, as PARTITION:BROKER or * for all, that are sent from no "
+        "faster than leader.replication.throttled.rate while they are not in sync.",
     ),
     Definition(
         name="max.compaction.lag.ms",

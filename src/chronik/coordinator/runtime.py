@@ -74,6 +74,7 @@ class CoordinatorRuntime(Generic[M]):
         self._to_flush: dict[Shard[M], None] = {}
         self._changed_topics: set[str] = set()
         self._creation: asyncio.Future[Any] | None = None
+        self._is_started = False
         self._is_closed = False
 
     def now_ms(self) -> int:
@@ -99,8 +100,12 @@ class CoordinatorRuntime(Generic[M]):
         if topic is not None:
             return topic
         if self._creation is None or self._creation.done():
-            config = self._metadata.broker_config(self._metadata.image)
-            self._creation = self._metadata.submit(creation_of(self.topic_name, config))
+            image = self._metadata.image
+            broker_count = max(len(image.placeable_brokers), 1)
+            creation = creation_of(
+                self.topic_name, self._metadata.broker_config(image), broker_count
+            )
+            self._creation = self._metadata.submit(creation)
         try:
             await asyncio.shield(self._creation)
         except KafkaError as error:
@@ -132,6 +137,8 @@ class CoordinatorRuntime(Generic[M]):
         topic = self.topic
         if topic is None or self._is_closed:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
+        if not self._is_started:
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         index = partition_of(key, len(topic.partitions))
         if topic.partitions[index].leader != self._metadata.node_id:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
@@ -185,11 +192,12 @@ class CoordinatorRuntime(Generic[M]):
 
     def start(self) -> None:
         """Load every shard that has a log."""
+        self._is_started = True
         topic = self.topic
         for index in range(len(topic.partitions) if topic is not None else 0):
             assert topic is not None
             is_ours = topic.partitions[index].leader == self._metadata.node_id
-            if is_ours and not self._replicas.find(topic, index).is_loaded:
+            if is_ours and self._has_log(topic, index):
                 self._open(topic, index)
 
     def _open(self, topic: Topic, index: int, delay_s: float = 0) -> Shard[M]:
@@ -217,9 +225,10 @@ class CoordinatorRuntime(Generic[M]):
         except Exception as error:
             # Whatever the log holds that we cannot read: nobody may go on from half of it.
             reason = str(error)
-            extra = {"partition": str(partition), "error": reason}
-            is_known = isinstance(error, KafkaError | ProtocolError)
-            logger.error("a coordinator cannot load", extra=extra, exc_info=not is_known)
+            if self._shards.get(partition.index) is shard:
+                extra = {"partition": str(partition), "error": reason}
+                is_known = isinstance(error, KafkaError | ProtocolError)
+                logger.error("a coordinator cannot load", extra=extra, exc_info=not is_known)
             shard.lose(reason)
             return
         machine.image = self._metadata.image
@@ -270,7 +279,7 @@ class CoordinatorRuntime(Generic[M]):
             return
         if partition.is_deleted:
             del self._shards[index]
-        elif partition.failure is None and reload:
+        elif partition.failure is None and partition.in_sync is not None and reload:
             topic = self.topic
             if topic is not None:
                 self._open(topic, index, RELOAD_DELAY_S)
@@ -279,9 +288,12 @@ class CoordinatorRuntime(Generic[M]):
 
     def on_image(self, old: Image, new: Image, records: Sequence[Any]) -> None:
         """Tell the machines which topics have come, gone or grown, once a turn of the loop."""
-        names = set(_changed_topics(old, new, records))
-        if self.topic_name in names:
+        topic = new.topics.get(self.topic_name)
+        if topic is not old.topics.get(self.topic_name):
             self._drop_deleted()
+            if topic is not None and self._is_started:
+                self._roles_changed(topic)
+        names = set(_changed_topics(old, new, records))
         if names and not self._changed_topics:
             asyncio.get_running_loop().call_soon(self._topics_changed)
         self._changed_topics |= names
@@ -291,6 +303,23 @@ class CoordinatorRuntime(Generic[M]):
             if shard.partition.is_deleted:
                 del self._shards[index]
                 shard.lose("the topic was deleted")
+
+    def _roles_changed(self, topic: Topic) -> None:
+        """Leave shards that another node leads now, and take over those that it led."""
+        for record in topic.partitions:
+            index = record.partition
+            shard = self._shards.get(index)
+            is_ours = record.leader == self._metadata.node_id
+            if shard is not None and not (is_ours and shard.leader_epoch == record.leader_epoch):
+                del self._shards[index]
+                shard.lose("another node leads, or this one in a new epoch")
+                shard = None
+            if is_ours and shard is None and (record.leader_epoch or self._has_log(topic, index)):
+                self._open(topic, index)
+
+    def _has_log(self, topic: Topic, index: int) -> bool:
+        partition = self._replicas.find(topic, index)
+        return not partition.is_loaded or partition.log.end_offset > 0
 
     def _topics_changed(self) -> None:
         names, self._changed_topics = frozenset(self._changed_topics), set()
@@ -321,6 +350,8 @@ async def _committed(partition: Partition) -> None:
 def _check_usable(partition: Partition) -> None:
     if partition.failure is not None or partition.is_deleted:
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, partition.failure)
+    if partition.in_sync is None:
+        raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
 class _Committed:
@@ -330,7 +361,8 @@ class _Committed:
     def acknowledged(self, partition: Partition) -> None:
         self.reply.resolve(None)
 
-    failed = acknowledged
+    def failed(self, partition: Partition, error: KafkaError) -> None:
+        self.reply.resolve(None)
 
 
 def _changed_topics(old: Image, new: Image, records: Iterable[Any]) -> Iterable[str]:

@@ -97,10 +97,10 @@ class _Round:
         for action in self.actions:
             self.shard.start(action)
 
-    def failed(self, partition: Partition) -> None:
+    def failed(self, partition: Partition, error: KafkaError) -> None:
         for token, _ in self.replies:
             token.reply.resolve(token.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-        self.shard.lose(partition.failure or "the partition is gone")
+        self.shard.lose(str(error))
 
 
 class Owner(Protocol):
@@ -136,6 +136,7 @@ class Shard(Generic[M]):
     def __init__(self, runtime: Owner, partition: Partition, machine: M) -> None:
         self._runtime = runtime
         self.partition = partition
+        self.leader_epoch = partition.leader_epoch
         self.machine = machine
         self.state = ShardState.LOADING
         self._waiting: dict[_Waiting, None] = {}

@@ -12,7 +12,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from chronik.dashboard.status import Status
+from chronik.metadata.health import health
+from chronik.metadata.partitions import min_in_sync
 from chronik.metrics import Histogram
+from chronik.replication.lag import follower_lags
 
 
 class NodeCollector(Collector):
@@ -24,7 +27,9 @@ class NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
         yield from self._connections()
+        yield from self._raft()
         yield from self._logs()
+        yield from self._replication()
 
     def _requests(self) -> Iterator[Metric]:
         metrics = self._status.metrics
@@ -51,6 +56,25 @@ class NodeCollector(Collector):
         )
         lag.add_metric((), _buckets(metrics.loop_lag), metrics.loop_lag.total)
         yield lag
+        yield GaugeMetricFamily(
+            "chronik_loop_lag_max_seconds",
+            "The latest that the event loop ran anything since the start.",
+            value=metrics.loop_lag.greatest,
+        )
+
+    def _raft(self) -> Iterator[Metric]:
+        consensus = self._status.metadata.consensus
+        gaps = HistogramMetricFamily(
+            "chronik_raft_gap_seconds", "Pauses between two Raft messages of one peer."
+        )
+        gaps.add_metric((), _buckets(consensus.gaps), consensus.gaps.total)
+        yield gaps
+        for name, text, value in (
+            ("chronik_raft_gap_max_seconds", "The longest of them.", consensus.gaps.greatest),
+            ("chronik_raft_term", "Raft's term.", consensus.node.term),
+            ("chronik_raft_commit_index", "What is committed.", consensus.node.commit_index),
+        ):
+            yield GaugeMetricFamily(name, text, value=value)
 
     def _connections(self) -> Iterator[Metric]:
         metrics = self._status.metrics
@@ -97,6 +121,48 @@ class NodeCollector(Collector):
             "The metadata entry applied last.",
             value=self._status.metadata.applied_index,
         )
+
+    def _replication(self) -> Iterator[Metric]:
+        status = self._status
+        image = status.metadata.image
+        found = health(image, min_in_sync(image, status.metadata.broker_config(image)))
+        for name, text, value in (
+            ("partitions", "Partitions of the cluster.", found.partition_count),
+            ("under_replicated", "With replicas out of sync.", found.under_replicated_count),
+            ("under_min_isr", "Too few in sync for acks=all.", found.under_min_isr_count),
+            ("leaderless", "Without a leader.", found.offline_count),
+            ("reassigning", "Moving to other replicas.", found.moving_count),
+            ("not_preferred", "Not led by the preferred replica.", found.not_preferred_count),
+        ):
+            suffix = "" if name == "partitions" else f"_{name}"
+            yield GaugeMetricFamily(f"chronik_cluster_partitions{suffix}", text, value=value)
+        yield GaugeMetricFamily(
+            "chronik_cluster_leader_skew",
+            "How much more the busiest broker leads than its share.",
+            value=found.leader_skew,
+        )
+        own = status.node_id
+        yield GaugeMetricFamily("chronik_leaders", "Partitions led here.", value=found.leaders[own])
+        yield GaugeMetricFamily(
+            "chronik_replicas", "Replicas held here.", value=found.replicas[own]
+        )
+        lags = follower_lags(status.replicas.loaded())
+        for name, text, values in (
+            (
+                "chronik_follower_lag_records",
+                "Records that a follower lacks of what is led here.",
+                {node_id: lag.records_total for node_id, lag in lags.items()},
+            ),
+            (
+                "chronik_follower_lag_records_max",
+                "The same in its worst partition.",
+                {node_id: lag.records_max for node_id, lag in lags.items()},
+            ),
+        ):
+            family = GaugeMetricFamily(name, text, labels=("follower",))
+            for node_id, records in sorted(values.items()):
+                family.add_metric((str(node_id),), records)
+            yield family
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

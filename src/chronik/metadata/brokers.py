@@ -11,10 +11,19 @@ Invariant: once a broker was registered, at least one is always shown to clients
 
 import msgspec
 
-from chronik.metadata.commands import RegisterBroker, RemoveBroker, UpdateBrokerStatus
+from chronik.metadata.commands import (
+    RegisterBroker,
+    RemoveBroker,
+    ResignLeadership,
+    SetDiskFull,
+    SetMaintenance,
+    UpdateBrokerStatus,
+)
 from chronik.metadata.decision import Decision
 from chronik.metadata.image import Image
 from chronik.metadata.partitions import (
+    MinInSync,
+    after_full,
     after_loss,
     after_maintenance,
     after_return,
@@ -30,7 +39,9 @@ from chronik.metadata.records import (
 from chronik.protocol.errors import ErrorCode, KafkaError
 
 
-def register_broker(image: Image, command: RegisterBroker, next_index: int) -> Decision:
+def register_broker(
+    image: Image, command: RegisterBroker, next_index: int, min_isr: MinInSync
+) -> Decision:
     known = image.brokers.get(command.node_id)
     if known is not None and known.directory_id != command.directory_id:
         raise KafkaError(
@@ -55,11 +66,17 @@ def register_broker(image: Image, command: RegisterBroker, next_index: int) -> D
         internal_host=command.internal_host,
         internal_port=command.internal_port,
     )
-    led = LeaderEpochsRecord(node_id=command.node_id)
-    return Decision((record, led, *after_return(image, command.node_id)), next_index)
+    follows: list[Record] = [LeaderEpochsRecord(node_id=command.node_id)]
+    if not command.is_clean:
+        # As if it had died for good: whoever is in sync or eligible has what it may have lost.
+        loss = after_loss(image, command.node_id, min_isr, is_unclean=True, is_back=True)
+        follows += loss
+        image = image.apply(loss)
+    follows += after_return(image, command.node_id)
+    return Decision((record, *follows), next_index)
 
 
-def update_broker_status(image: Image, command: UpdateBrokerStatus) -> Decision:
+def update_broker_status(image: Image, command: UpdateBrokerStatus, min_isr: MinInSync) -> Decision:
     node_id, status = command.node_id, command.status
     check_broker_epoch(image, node_id, command.broker_epoch)
     broker = image.brokers[node_id]
@@ -69,12 +86,15 @@ def update_broker_status(image: Image, command: UpdateBrokerStatus) -> Decision:
     record = msgspec.structs.replace(
         broker,
         status=status,
-        in_maintenance=broker.in_maintenance if is_offline else status is BrokerStatus.MAINTENANCE,
+        # One that comes back comes back to what it was.
+        in_maintenance=broker.in_maintenance
+        if is_offline or broker.is_full
+        else status is BrokerStatus.MAINTENANCE,
     )
     follows: list[Record] = []
     if is_offline:
         _check_not_last(image, node_id)
-        follows.extend(after_loss(image, node_id))
+        follows.extend(after_loss(image, node_id, min_isr))
     elif broker.status == BrokerStatus.OFFLINE:
         follows.extend(after_return(image, node_id))
     elif status is BrokerStatus.MAINTENANCE:
@@ -82,14 +102,56 @@ def update_broker_status(image: Image, command: UpdateBrokerStatus) -> Decision:
     return Decision((record, *follows))
 
 
-def remove_broker(image: Image, command: RemoveBroker) -> Decision:
+def set_maintenance(image: Image, command: SetMaintenance) -> Decision:
+    _check_registered(image, command.node_id)
+    broker = image.brokers[command.node_id]
+    if broker.in_maintenance == command.in_maintenance:
+        return Decision(())
+    record = _resting(msgspec.structs.replace(broker, in_maintenance=command.in_maintenance))
+    if record.status == BrokerStatus.OFFLINE or not command.in_maintenance:
+        return Decision((record,))
+    return Decision((record, *after_maintenance(image, command.node_id)))
+
+
+def set_disk_full(image: Image, command: SetDiskFull, min_isr: MinInSync) -> Decision:
     node_id = command.node_id
+    check_broker_epoch(image, node_id, command.broker_epoch)
+    broker = image.brokers[node_id]
+    records: list[Record] = []
+    if broker.is_full != command.is_full:
+        records.append(_resting(msgspec.structs.replace(broker, is_full=command.is_full)))
+    if command.is_full:
+        records.extend(after_full(image, node_id, min_isr))
+    return Decision(records)
+
+
+def _resting(broker: BrokerRecord) -> BrokerRecord:
+    """A broker with the status that its flags ask for, unless it is offline."""
+    if broker.status == BrokerStatus.OFFLINE:
+        return broker
+    is_resting = broker.in_maintenance or broker.is_full
+    status = BrokerStatus.MAINTENANCE if is_resting else BrokerStatus.ONLINE
+    return msgspec.structs.replace(broker, status=status)
+
+
+def _check_registered(image: Image, node_id: int) -> None:
     if node_id not in image.brokers:
         raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker {node_id} is not registered.")
+
+
+def resign_leadership(image: Image, command: ResignLeadership) -> Decision:
+    check_broker_epoch(image, command.node_id, command.broker_epoch)
+    return Decision(after_maintenance(image, command.node_id))
+
+
+def remove_broker(image: Image, command: RemoveBroker, min_isr: MinInSync) -> Decision:
+    node_id = command.node_id
+    _check_registered(image, node_id)
     _check_not_last(image, node_id)
     if not command.accepts_loss:
         _check_no_loss(image, node_id)
-    return Decision((BrokerRemovedRecord(node_id=node_id), *after_loss(image, node_id)))
+    loss = after_loss(image, node_id, min_isr, is_unclean=True)
+    return Decision((BrokerRemovedRecord(node_id=node_id), *loss))
 
 
 def is_last(image: Image, node_id: int) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from chronik.metadata.records import BrokerStatus
 
@@ -12,7 +13,8 @@ Assignments = Mapping[int, Sequence[int]]  # partition to replicas, the preferre
 class RegisterBroker:
     """A broker has started: its addresses, and the ids of its process and data directory.
 
-    The response is its broker epoch. Asked again by the same process, it is the same one.
+    `is_clean` says that it has all that it ever told anybody it had. The response is its broker
+    epoch. Asked again by the same process, it is the same one.
     """
 
     node_id: int
@@ -23,6 +25,7 @@ class RegisterBroker:
     rack: str | None = None
     internal_host: str = ""
     internal_port: int = 0
+    is_clean: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,31 @@ class UpdateBrokerStatus:
     node_id: int
     broker_epoch: int
     status: BrokerStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetMaintenance:
+    """Drain a broker, or end that. One that is offline stays so, and comes back to it."""
+
+    node_id: int
+    in_maintenance: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetDiskFull:
+    """A broker's disk is full, or has room again. Said again, it moves what others can lead now."""
+
+    node_id: int
+    broker_epoch: int
+    is_full: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResignLeadership:
+    """A broker is about to stop: others lead what it leads, where they can."""
+
+    node_id: int
+    broker_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,15 +141,12 @@ class SetPartitionLeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateISR:
-    """The leader's new in-sync set, if both epochs of the partition are still those it knows.
+class InSyncChange:
+    """A partition's new in-sync set, if both its epochs are still those that the leader knows.
 
-    `node_id` and `broker_epoch` are the leader's own; `broker_epochs` are those of the replicas
-    that are added, as the leader saw them fetch (KIP-903).
+    `broker_epochs` are those of the replicas that are added, as the leader heard them (KIP-903).
     """
 
-    node_id: int
-    broker_epoch: int
     topic_id: str
     partition: int
     isr: tuple[int, ...]
@@ -130,13 +155,104 @@ class UpdateISR:
     broker_epochs: Mapping[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveInSync:
+    """A broker's replicas of these partitions are damaged: they count for nothing from now on.
+
+    Where no other replica has the data nothing changes.
+    """
+
+    node_id: int
+    broker_epoch: int
+    partitions: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateISR:
+    """New in-sync sets of partitions that this node leads; each succeeds or fails by itself.
+
+    The response is an error code for each.
+    """
+
+    node_id: int
+    broker_epoch: int
+    changes: tuple[InSyncChange, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reassignment:
+    """The replicas that a partition shall have; None ends a move and undoes it."""
+
+    topic_id: str
+    partition: int
+    replicas: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReassignPartitions:
+    """Move partitions to other replicas; each succeeds or fails by itself.
+
+    The response is an error code and a message (or None) for each.
+    """
+
+    reassignments: tuple[Reassignment, ...]
+    may_change_factor: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectLeaders:
+    """Let the preferred replica lead, the first of its partition, where it is in sync and online.
+
+    Partitions are named by topic id; without any, all are meant. The response is an `Elected` for
+    each that was named, or of all those to which something happened or could not.
+    """
+
+    partitions: tuple[tuple[str, tuple[int, ...]], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncleanChoice:
+    """Who shall lead a partition without a leader, of those that may have lost records."""
+
+    topic_id: str
+    partition: int
+    leader: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectUncleanLeaders:
+    """Leaders for partitions that have none, and nobody online who is in sync or eligible.
+
+    Whoever asks has compared their logs. The response is an `Elected` for each.
+    """
+
+    choices: tuple[UncleanChoice, ...]
+
+
+class Elected(NamedTuple):
+    """What became of one partition's election."""
+
+    topic_id: str
+    partition: int
+    error_code: int
+    message: str | None = None
+
+
 Command = (
     RegisterBroker
     | UpdateBrokerStatus
+    | SetMaintenance
+    | SetDiskFull
+    | ResignLeadership
     | RemoveBroker
     | AssignPartition
     | SetPartitionLeader
     | UpdateISR
+    | LeaveInSync
+    | ReassignPartitions
+    | ElectLeaders
+    | ElectUncleanLeaders
     | CreateTopic
     | DeleteTopic
     | CreatePartitions

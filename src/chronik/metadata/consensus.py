@@ -13,13 +13,15 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
 from chronik.clock import Clock
-from chronik.metadata.journal import Journal
+from chronik.metadata.journal import Journal, UnusableMetadata
 from chronik.metadata.records import Record
+from chronik.metrics import RAFT_GAP_BOUNDS_S, Histogram
 from chronik.raft.messages import InstallSnapshot, Message
 from chronik.raft.node import RaftNode, Ready
 from chronik.raft.types import (
@@ -32,7 +34,7 @@ from chronik.raft.types import (
 )
 from chronik.storage.commit import GroupCommit
 from chronik.storage.disk import Disk
-from chronik.storage.errors import StorageError
+from chronik.storage.errors import StorageError, is_no_room
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +58,10 @@ class Consensus:
         on_committed: Callable[[Sequence[Entry]], None],
         on_snapshot: Callable[[Snapshot, bytes], None],
         on_role: Callable[[], None],
+        on_members: Callable[[], None],
         on_full: Callable[[BaseException], None],
         on_failed: Callable[[BaseException], None],
+        on_broken: Callable[[BaseException], None],
     ) -> None:
         self._node_id = node_id
         self._directory_id = directory_id
@@ -69,19 +73,27 @@ class Consensus:
         self._on_committed = on_committed
         self._on_snapshot = on_snapshot
         self._on_role = on_role
+        self._on_members = on_members
         self._on_full = on_full
         self.full: BaseException | None = None  # why nothing can be written, while that is so
         self._on_failed = on_failed
+        self._on_broken = on_broken
         self._queue: deque[Ready] = deque()
         self._written: deque[tuple[int, Ready]] = deque()  # until this index is on disk
         self._snapshots: dict[int, bytes] = {}  # the last data that came, by index
         self._is_busy = False  # a thread has the journal
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._is_pumping = False
         self._is_started = False
         self._is_stopped = False
+        self._is_broken = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._known_role: tuple[Role, int | None, int] | None = None
+        self._heard_s: dict[int, float] = {}  # when each peer sent something last
+        self.gaps = Histogram(RAFT_GAP_BOUNDS_S)  # between two messages of one peer
+        self._known_members: Membership | None = None
         self.node: RaftNode
 
     # Begin and end.
@@ -142,17 +154,63 @@ class Consensus:
         """A message came from another node; a snapshot comes with its data."""
         if isinstance(message, InstallSnapshot):
             self._snapshots = {message.snapshot.index: data}
-        self.node.step(message, self._now_ms())
+        self._note_gap(message.sender)
+        with self._guarded():
+            self.node.step(message, self._now_ms())
         self.pump()
+
+    def _note_gap(self, sender: int) -> None:
+        """Heartbeats come in time, or something holds them up: here or there."""
+        if self.node.leader_id not in (sender, self._node_id):
+            return  # Two followers have nothing to say to each other.
+        now_s = self._clock.monotonic()
+        heard_s = self._heard_s.get(sender)
+        self._heard_s[sender] = now_s
+        if heard_s is not None:
+            self.gaps.observe(now_s - heard_s)
+
+    def propose_membership(self, membership: Membership) -> int:
+        """Change who the members are, as the leader; the entry's index. `pump` must follow."""
+        return self.node.propose_membership(membership)
+
+    def transfer(self, to: int) -> None:
+        """Hand leadership over."""
+        self.node.transfer(to, self._now_ms())
+        self.pump()
+
+    def heard(self) -> frozenset[int]:
+        """As the leader: the members that answered lately, this one included."""
+        since_ms = self._now_ms() - self.node.config.election_ms_max
+        others = self.node.progress.items()
+        # Time counts from the election; only a heartbeat that was answered tells of anybody.
+        heard = (each for each, told in others if told.answered_round and told.heard_ms >= since_ms)
+        return frozenset([self._node_id, *heard])
 
     def pump(self) -> None:
         """Save, send and apply what there is."""
-        self._pump()
+        with self._guarded():
+            self._pump()
         self._arm()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A broken promise of Raft ends the node: what it would do next cannot be trusted."""
+        try:
+            yield
+        except (AssertionError, UnusableMetadata) as error:
+            self.broken(error)
+
+    def broken(self, error: BaseException) -> None:
+        """Something that cannot be is: take part no more, and say so."""
+        if not self._is_broken:
+            self._is_broken = True
+            self.stop()
+            self._on_broken(error)
 
     def on_durable(self) -> None:
         """The group commit has put more of the journal on disk."""
-        self._tell_saved()
+        with self._guarded():
+            self._tell_saved()
         self.pump()
 
     # Deadlines.
@@ -174,7 +232,8 @@ class Consensus:
     def _tick(self) -> None:
         self._timer = None
         if not self._is_stopped:
-            self.node.tick(self._now_ms())
+            with self._guarded():
+                self.node.tick(self._now_ms())
             self.pump()
 
     # The loop.
@@ -193,9 +252,13 @@ class Consensus:
                 self._write()
                 for message in ready.messages:
                     self._send(message)
+                # Who leads no more must know it before it takes another's entry for its own.
+                self._tell_role(ready)
                 if ready.committed:
                     self._on_committed(ready.committed)
-                self._tell_role(ready)
+            if self.node.membership is not self._known_members:
+                self._known_members = self.node.membership
+                self._on_members()
         except (OSError, StorageError) as error:
             self._cannot_write(error)
         finally:
@@ -205,6 +268,7 @@ class Consensus:
         role = (ready.role, ready.leader_id, ready.term)
         if role != self._known_role:
             self._known_role = role
+            self._heard_s.clear()
             self._on_role()
 
     def _write(self) -> None:
@@ -212,13 +276,30 @@ class Consensus:
         while self._queue and not self._is_busy and self.full is None:
             ready = self._queue[0]
             if self._is_slow(ready) and self._is_started:
-                self._is_busy = True
-                work = self._disk.run(lambda: self._write_slowly(ready))  # noqa: B023
-                work.add_done_callback(self._slow_is_done)
+                self._run(lambda: self._write_slowly(ready), self._slow_is_done)  # noqa: B023
                 return
             self._write_slowly(ready)
             self._write_entries(ready)
             self._queue.popleft()
+
+    def _run(
+        self, work: Callable[[], None], then: Callable[["asyncio.Future[None]"], None]
+    ) -> None:
+        """Give the journal to a thread. Whoever waits may be cancelled; the thread goes on."""
+
+        def done(future: "asyncio.Future[None]") -> None:
+            self._is_busy = False
+            self._idle.set()
+            then(future)
+
+        self._is_busy = True
+        self._idle.clear()
+        self._disk.run(work).add_done_callback(done)
+
+    async def finished(self) -> None:
+        """Wait until no thread has the journal. Nothing more is begun: `stop` was called."""
+        assert self._is_stopped
+        await self._idle.wait()
 
     def _is_slow(self, ready: Ready) -> bool:
         return (
@@ -243,18 +324,25 @@ class Consensus:
             self._journal.truncate(ready.replaced_from)
 
     def _slow_is_done(self, work: "asyncio.Future[None]") -> None:
-        self._is_busy = False
         if work.cancelled() or self._is_stopped:
             return
         error = work.exception()
         if error is not None:
-            self._fail(error)
+            # Without room nothing was promised yet, and the same is written again later.
+            (self._cannot_write if is_no_room(error) else self._fail)(error)
             return
         try:
             ready = self._queue[0]
             self._cap_written()
             self._write_entries(ready)
             self._queue.popleft()
+        except (OSError, StorageError) as failure:
+            self._cannot_write(failure)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Write what waited for the journal, then do what follows from that."""
+        try:
             self._write()
         except (OSError, StorageError) as failure:
             self._cannot_write(failure)
@@ -314,19 +402,22 @@ class Consensus:
         """For ever: so that a start shows what was committed before it has heard of anybody."""
         while True:
             await asyncio.sleep(COMMIT_INDEX_INTERVAL_S)
-            if not self._is_busy and not self._queue and not self._is_stopped:
-                await self._save_commit_index()
+            # Alone, whatever is in the log is committed.
+            if not self.is_alone and not self._is_busy and not self._queue and not self._is_stopped:
+                self._save_commit_index()
 
-    async def _save_commit_index(self) -> None:
+    def _save_commit_index(self) -> None:
         saved = self._journal.state
         durable_index = self._journal.log.durable_offset - 1
         commit_index = min(self.node.commit_index, durable_index)
-        if commit_index <= saved.commit_index:
-            return
-        self._is_busy = True
-        try:
+        if commit_index > saved.commit_index:
             state = replace(saved, commit_index=commit_index)
-            await self._disk.run(lambda: self._journal.save_vote(state))
-        finally:
-            self._is_busy = False
-            self._write()
+            self._run(lambda: self._journal.save_vote(state), self._commit_index_saved)
+
+    def _commit_index_saved(self, work: "asyncio.Future[None]") -> None:
+        error = None if work.cancelled() else work.exception()
+        if error is not None:
+            # The file is as it was. What must be in it is written, and refused, by others.
+            logger.warning("commit index not saved", extra={"error": str(error)})
+        if not self._is_stopped:
+            self._go_on()

@@ -4,7 +4,8 @@ Each `decide` case validates fully, so that no record that was logged can fail t
 command that cannot be is answered with a KafkaError. The records of one command are one entry of
 the log: a topic appears with all its partitions and settings, or not at all.
 
-Topics, settings and producer ids are decided here; `brokers` and `partitions` decide the rest.
+Topics, settings and producer ids are decided here; `brokers`, `partitions`, `elections` and
+`reassignments` decide the rest.
 
 See Kafka's ReplicationControlManager for the error codes, which clients depend on.
 """
@@ -18,7 +19,7 @@ from chronik.config.broker_settings import BROKER_SETTINGS
 from chronik.config.definitions import Definition, InvalidSetting, Update, render
 from chronik.config.effective import BrokerConfig
 from chronik.config.topic_settings import TOPIC_SETTINGS
-from chronik.metadata import brokers, partitions
+from chronik.metadata import brokers, elections, partitions, reassignments
 from chronik.metadata.commands import (
     AllocateProducerIds,
     AlterConfig,
@@ -27,8 +28,15 @@ from chronik.metadata.commands import (
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
+    ElectLeaders,
+    ElectUncleanLeaders,
+    LeaveInSync,
+    ReassignPartitions,
     RegisterBroker,
     RemoveBroker,
+    ResignLeadership,
+    SetDiskFull,
+    SetMaintenance,
     SetPartitionLeader,
     UpdateBrokerStatus,
     UpdateISR,
@@ -49,11 +57,6 @@ from chronik.protocol.errors import ErrorCode, KafkaError
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
-# Followers do not copy yet, so only the leader has what is written, and nobody else may lead in
-# its place. Once they do, a new partition starts with all its online replicas in sync.
-ISR_STARTS_ALONE: Final = True
-
-
 def decide(image: Image, command: Command, config: BrokerConfig, next_index: int) -> Decision:
     """The records and the response of a command, or KafkaError."""
     match command:
@@ -67,34 +70,74 @@ def decide(image: Image, command: Command, config: BrokerConfig, next_index: int
             return alter_config(image, command)
         case AllocateProducerIds():
             return allocate_producer_ids(image, command)
-        case RegisterBroker() | UpdateBrokerStatus() | RemoveBroker():
-            return _decide_broker(image, command, next_index)
-        case AssignPartition() | SetPartitionLeader() | UpdateISR():
-            return _decide_partition(image, command)
+        case (
+            RegisterBroker()
+            | UpdateBrokerStatus()
+            | SetMaintenance()
+            | SetDiskFull()
+            | ResignLeadership()
+            | RemoveBroker()
+        ):
+            return _decide_broker(image, command, config, next_index)
+        case ReassignPartitions() | ElectLeaders() | ElectUncleanLeaders():
+            return _decide_move(image, command)
+        case AssignPartition() | SetPartitionLeader() | UpdateISR() | LeaveInSync():
+            return _decide_partition(image, command, config)
 
 
 def _decide_broker(
-    image: Image, command: RegisterBroker | UpdateBrokerStatus | RemoveBroker, next_index: int
+    image: Image,
+    command: RegisterBroker
+    | UpdateBrokerStatus
+    | SetMaintenance
+    | SetDiskFull
+    | ResignLeadership
+    | RemoveBroker,
+    config: BrokerConfig,
+    next_index: int,
 ) -> Decision:
+    min_isr = partitions.min_in_sync(image, config)
     match command:
         case RegisterBroker():
-            return brokers.register_broker(image, command, next_index)
+            return brokers.register_broker(image, command, next_index, min_isr)
         case UpdateBrokerStatus():
-            return brokers.update_broker_status(image, command)
+            return brokers.update_broker_status(image, command, min_isr)
+        case SetMaintenance():
+            return brokers.set_maintenance(image, command)
+        case SetDiskFull():
+            return brokers.set_disk_full(image, command, min_isr)
+        case ResignLeadership():
+            return brokers.resign_leadership(image, command)
         case RemoveBroker():
-            return brokers.remove_broker(image, command)
+            return brokers.remove_broker(image, command, min_isr)
 
 
 def _decide_partition(
-    image: Image, command: AssignPartition | SetPartitionLeader | UpdateISR
+    image: Image,
+    command: AssignPartition | SetPartitionLeader | UpdateISR | LeaveInSync,
+    config: BrokerConfig,
 ) -> Decision:
     match command:
         case AssignPartition():
             return partitions.assign_partition(image, command)
         case SetPartitionLeader():
             return partitions.set_partition_leader(image, command)
+        case LeaveInSync():
+            return partitions.leave_in_sync(image, command)
         case UpdateISR():
-            return partitions.update_isr(image, command)
+            return partitions.update_isr(image, command, partitions.min_in_sync(image, config))
+
+
+def _decide_move(
+    image: Image, command: ReassignPartitions | ElectLeaders | ElectUncleanLeaders
+) -> Decision:
+    match command:
+        case ReassignPartitions():
+            return reassignments.reassign_partitions(image, command)
+        case ElectLeaders():
+            return elections.elect_leaders(image, command)
+        case ElectUncleanLeaders():
+            return elections.elect_unclean_leaders(image, command)
 
 
 def create_topic(image: Image, command: CreateTopic, config: BrokerConfig) -> Decision:
@@ -156,9 +199,9 @@ def _topic_replicas(
     factor = command.replication_factor
     ring = rack_ring(image.placeable_brokers)
     if factor == -1:
-        # The setting's own default is 1. Three, as far as there are brokers, would promise copies
-        # that nobody makes yet.
         factor = config.integer("default.replication.factor")
+        if not config.is_set("default.replication.factor"):
+            factor = min(factor, max(len(ring), 1))
     if factor <= 0:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
@@ -222,12 +265,11 @@ def _partition(
     leader = partitions.choose_leader(image, replicas)
     assert leader != NO_LEADER, "replicas were checked"
     online = tuple(each for each in replicas if each in image.online_ids)
-    isr = (leader,) if ISR_STARTS_ALONE else online
     return PartitionRecord(
         topic_id=topic_id,
         partition=partition,
         replicas=replicas,
-        isr=replicas if isr == replicas else isr,  # One object: there may be many thousands.
+        isr=replicas if online == replicas else online,  # One object: there may be many thousands.
         leader=leader,
     )
 

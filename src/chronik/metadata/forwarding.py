@@ -17,8 +17,16 @@ from chronik.metadata.commands import (
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
+    Elected,
+    ElectLeaders,
+    ElectUncleanLeaders,
+    LeaveInSync,
+    ReassignPartitions,
     RegisterBroker,
     RemoveBroker,
+    ResignLeadership,
+    SetDiskFull,
+    SetMaintenance,
     SetPartitionLeader,
     UpdateBrokerStatus,
     UpdateISR,
@@ -38,10 +46,17 @@ _COMMANDS: Final[dict[str, type[Command]]] = {
     for command in (
         RegisterBroker,
         UpdateBrokerStatus,
+        SetMaintenance,
+        SetDiskFull,
+        ResignLeadership,
         RemoveBroker,
         AssignPartition,
         SetPartitionLeader,
         UpdateISR,
+        LeaveInSync,
+        ReassignPartitions,
+        ElectLeaders,
+        ElectUncleanLeaders,
         CreateTopic,
         DeleteTopic,
         CreatePartitions,
@@ -74,9 +89,11 @@ def encode_response(command: Command, response: Any) -> bytes:
         case CreateTopic():
             assert isinstance(response, Topic)
             return encode_records([response.record, *response.partitions])
-        case AssignPartition() | SetPartitionLeader() | UpdateISR():
+        case AssignPartition() | SetPartitionLeader():
             assert isinstance(response, PartitionRecord)
             return encode_records([response])
+        case UpdateISR() | ReassignPartitions() | ElectLeaders() | ElectUncleanLeaders():
+            return msgspec.json.encode(response)
         case RegisterBroker():
             assert isinstance(response, int)
             return msgspec.json.encode(response)
@@ -94,8 +111,14 @@ def decode_response(command: Command, data: bytes) -> Any:
         match command:
             case CreateTopic():
                 return _topic(data)
-            case AssignPartition() | SetPartitionLeader() | UpdateISR():
+            case AssignPartition() | SetPartitionLeader():
                 return _partition(data)
+            case UpdateISR():
+                return msgspec.json.decode(data, type=tuple[int, ...])
+            case ReassignPartitions():
+                return msgspec.json.decode(data, type=tuple[tuple[int, str | None], ...])
+            case ElectLeaders() | ElectUncleanLeaders():
+                return msgspec.json.decode(data, type=tuple[Elected, ...])
             case RegisterBroker():
                 return msgspec.json.decode(data, type=int)
             case AllocateProducerIds():

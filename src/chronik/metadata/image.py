@@ -10,13 +10,13 @@ Invariant: replaying the records of the log, or those of `to_records`, gives an 
 import base64
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from functools import lru_cache
+from itertools import groupby, repeat
 
 import msgspec
 from immutables import Map
 
 from chronik.metadata.records import (
-    NO_NODE,
     BrokerRecord,
     BrokerRemovedRecord,
     BrokerStatus,
@@ -39,6 +39,7 @@ def id_text(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
+@lru_cache(maxsize=1_000)  # A topic's records come together, and each of them names it.
 def id_bytes(text: str) -> bytes:
     """The 16 bytes of an id that was written by `id_text`."""
     return base64.urlsafe_b64decode(text + "==")
@@ -157,13 +158,13 @@ class Image:
 
     def _set_leaders(self, record: PartitionLeadersRecord) -> "Image":
         topics = self.topics.mutate()
-        for topic_id, indexes, leaders in zip(
-            record.topic_ids, record.partitions, record.leaders, strict=True
-        ):
+        for number, topic_id in enumerate(record.topic_ids):
             topic = self.topics[self.topic_names[id_bytes(topic_id)]]
             partitions = list(topic.partitions)
-            for index, leader in zip(indexes, leaders, strict=True):
-                partitions[index] = _led(partitions[index], leader, record.isr_without)
+            indexes, leaders = record.partitions[number], record.leaders[number]
+            stay = record.stays_eligible[number] if record.stays_eligible else repeat(False)
+            for index, leader, stays in zip(indexes, leaders, stay, strict=False):
+                partitions[index] = _led(partitions[index], leader, record, stays)
             topics[topic.name] = replace(topic, partitions=tuple(partitions))
         return replace(self, topics=topics.finish())
 
@@ -264,14 +265,30 @@ def _bumped(partition: PartitionRecord, node_id: int) -> PartitionRecord:
     )
 
 
-def _led(partition: PartitionRecord, leader: int, isr_without: int) -> PartitionRecord:
-    isr = partition.isr
-    if isr_without != NO_NODE and len(isr) > 1:
-        isr = tuple(each for each in isr if each != isr_without)
+def _led(
+    partition: PartitionRecord, leader: int, record: PartitionLeadersRecord, stays_eligible: bool
+) -> PartitionRecord:
+    isr, elr = partition.isr, partition.elr
+    gone = record.isr_without
+    if record.is_unclean:
+        elr = _without(elr, gone)
+    if gone in isr and len(isr) > 1:
+        isr = _without(isr, gone)
+        if stays_eligible:
+            elr = (*elr, gone)
+    elif isr == (gone,) and record.is_unclean and elr:
+        isr, elr = elr, ()  # It alone was in sync and has lost it: these have it.
+    if leader in elr:
+        isr, elr = (leader,), _without((*isr, *elr), leader)
     return msgspec.structs.replace(
         partition,
         leader=leader,
         isr=isr,
+        elr=elr,
         leader_epoch=partition.leader_epoch + (leader != partition.leader),
         partition_epoch=partition.partition_epoch + 1,
     )
+
+
+def _without(nodes: tuple[int, ...], *gone: int) -> tuple[int, ...]:
+    return tuple(each for each in nodes if each not in gone)

@@ -208,7 +208,21 @@ class Journal:
         if not names:
             return None
         path = f"{self._directory}/{names[-1]}"
-        return _read_snapshot(bytes(self._disk.pread(path, self._disk.size(path), 0)), path)
+        data = bytes(self._disk.pread(path, self._disk.size(path), 0))
+        snapshot, records = _read_snapshot(data, path)
+        if not self._holds(snapshot):
+            # A crash came between a leader's snapshot and the end of the log that it replaces.
+            self.log.reset(snapshot.index + 1)
+            self.last_index = snapshot.index
+        return snapshot, records
+
+    def _holds(self, snapshot: Snapshot) -> bool:
+        """Whether the log goes on where a snapshot ends."""
+        if self.log.log_start_offset > snapshot.index:
+            return True
+        if self.last_index < snapshot.index:
+            return False
+        return next(self.entries(snapshot.index)).term == snapshot.term
 
     def _snapshots(self) -> list[str]:
         if not self._disk.exists(self._directory):
@@ -249,3 +263,17 @@ def _entry(batch: memoryview, index: int, term: int) -> Entry:
             f"metadata entry {index} (term {term}) is of unknown kind {record.key!r}"
         ) from None
     return Entry(term=term, index=index, kind=kind, data=record.value or b"")
+
+
+def records_of(entry: Entry) -> list[Record]:
+    """What an entry changes; UnusableMetadata if it cannot be decoded."""
+    match entry.kind:
+        case EntryKind.NO_OP | EntryKind.CONFIGURATION:
+            return []
+        case EntryKind.COMMAND:
+            try:
+                return decode_records(entry.data)
+            except UndecodableRecord as reason:
+                raise UnusableMetadata(
+                    f"metadata entry {entry.index} (term {entry.term}) cannot be decoded: {reason}"
+                ) from None

@@ -122,9 +122,10 @@ def fence(image: Image, node_id: int) -> UpdateBrokerStatus | None:
 
 
 def unfence(image: Image, node_id: int) -> UpdateBrokerStatus | None:
-    """The command that brings a broker back that was heard of; to its maintenance, if it was."""
+    """The command that brings a broker back that was heard of; to its rest, if it had one."""
     broker = image.brokers.get(node_id)
     if broker is None or broker.status != BrokerStatus.OFFLINE:
         return None
-    status = BrokerStatus.MAINTENANCE if broker.in_maintenance else BrokerStatus.ONLINE
+    is_resting = broker.in_maintenance or broker.is_full
+    status = BrokerStatus.MAINTENANCE if is_resting else BrokerStatus.ONLINE
     return UpdateBrokerStatus(node_id=node_id, broker_epoch=broker.epoch, status=status)

@@ -28,8 +28,8 @@ class UndecodableRecord(Exception):
     """A committed record that this release cannot read."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """The parent of all records."""
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The parent of all records. None is part of a cycle: the collector need not look at them."""
 
     type: ClassVar[str]
     unknown: dict[str, Any] = {}
@@ -39,7 +39,7 @@ class BrokerRecord(Record, frozen=True, kw_only=True):
     """A broker as it registered itself. `epoch` is the index of that registration.
 
     `in_maintenance` outlives the time that it is offline: a broker that was stopped for
-    maintenance comes back to it.
+    maintenance comes back to it. One whose disk `is_full` rests as if it were in maintenance.
     """
 
     type: ClassVar[str] = "broker"
@@ -54,6 +54,7 @@ class BrokerRecord(Record, frozen=True, kw_only=True):
     in_maintenance: bool = False
     internal_host: str = ""
     internal_port: int = 0
+    is_full: bool = False
 
 
 class BrokerRemovedRecord(Record, frozen=True, kw_only=True):
@@ -83,7 +84,14 @@ class TopicRecord(Record, frozen=True, kw_only=True):
 
 
 class PartitionRecord(Record, frozen=True, kw_only=True):
-    """The whole state of one partition."""
+    """The whole state of one partition.
+
+    `elr` are replicas that left the in-sync set while it was smaller than min.insync.replicas: the
+    high watermark stands still then, so they have all that is committed, and may lead (KIP-966).
+
+    While the partition moves, `replicas` are those that it shall have and after them those that it
+    shall lose: `removing_replicas`. `adding_replicas` are not in sync yet, or were not at first.
+    """
 
     type: ClassVar[str] = "partition"
     topic_id: str
@@ -93,6 +101,14 @@ class PartitionRecord(Record, frozen=True, kw_only=True):
     leader: int
     leader_epoch: int = 0
     partition_epoch: int = 0
+    elr: tuple[int, ...] = ()
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a reassignment is under way."""
+        return bool(self.adding_replicas or self.removing_replicas)
 
 
 class PartitionLeadersRecord(Record, frozen=True, kw_only=True):
@@ -100,8 +116,10 @@ class PartitionLeadersRecord(Record, frozen=True, kw_only=True):
 
     The arrays are parallel: for each topic id its partitions, for each partition its leader. A
     leader that differs begins a new leader epoch; one that does not only a new partition epoch.
-    `isr_without` also leaves each in-sync set that has another member. So 9,000 partitions take
-    120 KB, where a record for each would take 1.5 MB.
+    A leader that was not in sync but eligible is then the only one in sync, and the others are
+    eligible. `isr_without` also leaves each in-sync set that has another member; it stays eligible
+    where `stays_eligible` (parallel too, or empty) says so, and if `is_unclean` nowhere. So 9,000
+    partitions take 120 KB, where a record for each would take 1.5 MB.
     """
 
     type: ClassVar[str] = "partition-leaders"
@@ -109,6 +127,8 @@ class PartitionLeadersRecord(Record, frozen=True, kw_only=True):
     partitions: tuple[tuple[int, ...], ...]
     leaders: tuple[tuple[int, ...], ...]
     isr_without: int = NO_NODE
+    stays_eligible: tuple[tuple[bool, ...], ...] = ()
+    is_unclean: bool = False
 
 
 class TopicRemovedRecord(Record, frozen=True, kw_only=True):

@@ -17,14 +17,14 @@ import gc
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from chronik.clock import Clock, SystemClock
 from chronik.config import limits
 from chronik.config.effective import BrokerConfig
 from chronik.metadata import controller
-from chronik.metadata.commands import Command
+from chronik.metadata.commands import Command, DeleteTopic
 from chronik.metadata.consensus import Consensus
 from chronik.metadata.forwarding import (
     decode_command,
@@ -33,24 +33,34 @@ from chronik.metadata.forwarding import (
     encode_response,
 )
 from chronik.metadata.image import Image, id_bytes
-from chronik.metadata.journal import Journal, UnusableMetadata, read_snapshot
+from chronik.metadata.in_flight import (
+    InFlight,
+    Outcome,
+    fail,
+    heard,
+    storage_error,
+    succeed,
+    tells_of_own_deletion,
+)
+from chronik.metadata.journal import Journal, UnusableMetadata, read_snapshot, records_of
 from chronik.metadata.records import (
     Record,
     TopicRemovedRecord,
-    UndecodableRecord,
-    decode_records,
     encode_records,
 )
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.raft.messages import Message
-from chronik.raft.types import Entry, EntryKind, Membership, Role, Snapshot
+from chronik.raft.types import Entry, Membership, Role, Snapshot
 from chronik.storage.commit import GroupCommit
 from chronik.storage.disk import Disk
 
 logger = logging.getLogger(__name__)
 
-SLICE_ENTRY_COUNT: Final = 200  # applied in one turn of the loop
-SLICE_S: Final = 0.02  # or until then: clients wait meanwhile
+SLICE_ENTRY_COUNT: Final = 100  # applied in one turn of the loop: as many wait for their answers
+SLICE_S: Final = 0.01  # or until then: clients wait meanwhile
+# After so many entries what they left in memory is exempt from garbage collection. A collection
+# over the topics of more would hold the loop for tens of milliseconds.
+FREEZE_ENTRY_COUNT: Final = 1_000
 
 # As long as Kafka's clients wait by default, and with the pauses of a cluster that elects.
 FORWARD_TIMEOUT_S: Final = 25.0
@@ -60,17 +70,6 @@ SUBMIT: Final = "submit"
 
 Listener = Callable[[Image, Image, Sequence[Record]], None]
 Call = Callable[[int, str, bytes, float], Awaitable[bytes]]
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A command that is proposed and not yet applied, or an answer that waits for one."""
-
-    index: int
-    records: Sequence[Record]
-    response: Any
-    reply: "asyncio.Future[Any]"
-    error: KafkaError | None = None
 
 
 class MetadataRuntime:
@@ -87,35 +86,48 @@ class MetadataRuntime:
         clock: Clock | None = None,
         send: Callable[[Message], None] | None = None,
         call: Call | None = None,
-        founders: frozenset[int] = frozenset(),
+        founding: Membership | None = None,
+        on_members: Callable[[], None] = lambda: None,
+        on_broken: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._journal = journal
         self.node_id = node_id
-        self._founders = Membership(founders or frozenset([node_id]))
+        # Who the members are before the log names any: nobody, on a node that joins a cluster.
+        self._founding = Membership(frozenset([node_id])) if founding is None else founding
+        self._tell_broken = on_broken
+        self._clock = clock or SystemClock()
         self.consensus = Consensus(
             node_id=node_id,
             directory_id=directory_id,
             journal=journal,
             commit=commit,
             disk=disk,
-            clock=clock or SystemClock(),
+            clock=self._clock,
             send=send or _no_peers,
             on_committed=self._on_committed,
             on_snapshot=self._on_snapshot,
             on_role=self._on_role,
             on_full=self._on_full,
             on_failed=self.on_failed,
+            on_members=on_members,
+            on_broken=self._on_broken,
         )
         self._pending = Image()
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight = InFlight()
         self._committed: deque[Entry] = deque()
         self._listeners: list[Listener] = []
         self._forwards: set[asyncio.Task[None]] = set()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._unled: set[asyncio.Future[None]] = set()  # wait for somebody to lead
         self.call = call or _no_call
         self._snapshot_index = 0
+        self._freeze_index = 0
+        self._is_snapshotting = False
+        self._on_snapshot_saved: list[Callable[[], None]] = []
         self._is_applying = False  # the next slice is scheduled
+        self._pump_is_due = False
         self._is_leading = False
+        self._inherited_index = 0  # decided by the leaders before, if this node leads
         self.failure: BaseException | None = None
         self.image = Image()
         self.applied_index = 0
@@ -146,7 +158,7 @@ class MetadataRuntime:
 
     def start(self) -> None:
         """Replay what was committed, and take part. Blocking: nothing is served yet."""
-        records, entries = self.consensus.load(self._founders)
+        records, entries = self.consensus.load(self._founding)
         node = self.consensus.node
         self.image = Image().apply(records)
         self.applied_index = self._snapshot_index = node.log.snapshot.index
@@ -160,7 +172,7 @@ class MetadataRuntime:
         self.consensus.start(self.applied_index)
 
     def _replay(self, entry: Entry) -> None:
-        records = _records(entry)
+        records = records_of(entry)
         self.image = self.image.apply(records)
         self.applied_index = entry.index
         self._note_removed(records)
@@ -180,17 +192,23 @@ class MetadataRuntime:
 
     # Commands.
 
-    def submit(self, command: Command) -> "asyncio.Future[Any]":
-        """Decide and propose a command. The future has its response once it is applied here."""
+    def submit(
+        self, command: Command, timeout_s: float = FORWARD_TIMEOUT_S
+    ) -> "asyncio.Future[Any]":
+        """Decide and propose a command. The future has its response once it is applied here.
+
+        The timeout is for finding a leader: after it nobody tries any more.
+        """
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        reply.add_done_callback(heard)
         if self.failure is not None:
-            reply.set_exception(_storage_error(self.failure))
-        elif self.is_leading and not self.consensus.retry():
-            reply.set_exception(_storage_error(self.consensus.full))
-        elif self.is_leading:
+            reply.set_exception(storage_error(self.failure))
+        elif self.can_propose and not self.consensus.retry():
+            reply.set_exception(storage_error(self.consensus.full))
+        elif self.can_propose:
             self._decide(command, reply)
         else:
-            work = self._forward(command, reply)
+            work = self._forward(command, reply, timeout_s)
             task = asyncio.get_running_loop().create_task(work, name="forward")
             self._forwards.add(task)
             task.add_done_callback(self._forwards.discard)
@@ -200,43 +218,86 @@ class MetadataRuntime:
     def is_leading(self) -> bool:
         return self.consensus.node.role is Role.LEADER
 
-    async def _forward(self, command: Command, reply: "asyncio.Future[Any]") -> None:
+    @property
+    def can_propose(self) -> bool:
+        """Whether this node leads, knows all that was decided before, and does not hand over."""
+        return (
+            self._is_leading
+            and self.is_leading
+            and self.applied_index >= self._inherited_index
+            and self.consensus.node.transferring_to is None
+        )
+
+    def change_members(self, membership: Membership) -> "asyncio.Future[None]":
+        """As the leader: done once these members are committed, or Raft's NotLeader or NotNow."""
+        index = self.consensus.propose_membership(membership)
+        reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._in_flight.add(Outcome(index, (), None, reply))
+        self.consensus.pump()
+        return reply
+
+    async def _forward(
+        self, command: Command, reply: "asyncio.Future[Any]", timeout_s: float
+    ) -> None:
         """Have the leader decide, and answer once this node has applied it too.
 
         Tried again, with growing pauses, for as long as a client waits. If a try may have
         succeeded unheard, the outcome is unknown, and so says the error.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + FORWARD_TIMEOUT_S
+        deadline = loop.time() + timeout_s
         is_unknown = False
         pause_s = FORWARD_PAUSE_S
         while True:
             try:
                 response = await self._ask_leader(command, deadline - loop.time())
             except KafkaError as error:
+                if is_unknown and tells_of_own_deletion(command, error):
+                    await self._wait_for_deletion(command, deadline)
+                    succeed(reply, None)
+                    return
                 if error.code is not ErrorCode.NOT_CONTROLLER:
-                    _fail(reply, error)
+                    fail(reply, error)
                     return
             except (ConnectionError, TimeoutError):
                 is_unknown = True
             else:
-                if not reply.done():
-                    reply.set_result(response)
+                succeed(reply, response)
                 return
             if loop.time() + pause_s > deadline or self.failure is not None:
                 code = ErrorCode.REQUEST_TIMED_OUT if is_unknown else ErrorCode.NOT_CONTROLLER
-                _fail(reply, KafkaError(code, "No controller has answered."))
+                fail(reply, KafkaError(code, "No controller has answered."))
                 return
-            await asyncio.sleep(pause_s)
+            await self._until_led(pause_s)
             pause_s = min(2 * pause_s, FORWARD_PAUSE_MAX_S)
 
+    async def _until_led(self, pause_s: float) -> None:
+        """Pause, but not once somebody else leads: then there is somebody to ask."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unled.add(waiter)
+        try:
+            async with asyncio.timeout(pause_s):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            self._unled.discard(waiter)
+
+    async def _wait_for_deletion(self, command: Command, deadline: float) -> None:
+        """An earlier try has deleted the topic; it is told once this node shows that."""
+        assert isinstance(command, DeleteTopic)
+        topic_id = id_bytes(command.topic_id)
+        loop = asyncio.get_running_loop()
+        while self.image.topic_by_id(topic_id) and loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(FORWARD_PAUSE_S)
+
     async def _ask_leader(self, command: Command, timeout_s: float) -> Any:
-        if self.is_leading:
+        if self.can_propose:
             reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self._decide(command, reply)
             return await reply
         leader_id = self.consensus.node.leader_id
-        if leader_id is None:
+        if leader_id is None or leader_id == self.node_id:
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
         body = await self.call(leader_id, SUBMIT, encode_command(command), timeout_s)
         index = int.from_bytes(body[:8], "big")
@@ -246,7 +307,7 @@ class MetadataRuntime:
 
     async def on_submit(self, body: bytes) -> bytes:
         """Another node's client asks: decide here, or say that somebody else leads."""
-        if not self.is_leading:
+        if not self.can_propose:
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
         command = decode_command(body)
         response = await self.submit(command)
@@ -257,32 +318,59 @@ class MetadataRuntime:
         if self.applied_index < index:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append((index, waiter))
-            await waiter
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self._waiters = [each for each in self._waiters if each[1] is not waiter]
+                raise
+
+    async def until(self, holds: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until the image is as somebody was told elsewhere, but not for ever."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    await self.applied(self.applied_index + 1)
+        except TimeoutError:
+            pass  # What it was told is wrong, or this node is far behind.
 
     def _decide(self, command: Command, reply: "asyncio.Future[Any]") -> None:
         last_index = self.last_index
         try:
             decision = self.decide(command)
         except KafkaError as error:
-            self._answer_in_turn(_InFlight(last_index, (), None, reply, error))
+            self._answer_in_turn(Outcome(last_index, (), None, reply, error))
             return
         if not decision.records:
-            self._answer_in_turn(_InFlight(last_index, (), decision.response, reply))
+            self._answer_in_turn(Outcome(last_index, (), decision.response, reply))
             return
-        index = self.consensus.propose(encode_records(decision.records))
+        data = encode_records(decision.records)
+        uncommitted = self._in_flight.bytes_uncommitted
+        if uncommitted and uncommitted + len(data) > limits.UNCOMMITTED_BYTES_MAX:
+            # Certainly not appended, and worth another try: the disk or the followers are slow.
+            fail(reply, KafkaError(ErrorCode.NOT_CONTROLLER, "Too much is not committed yet."))
+            return
+        index = self.consensus.propose(data)
         self._pending = self._pending.apply(decision.records)
-        self._in_flight.append(_InFlight(index, decision.records, decision.response, reply))
+        proposed = Outcome(index, decision.records, decision.response, reply, size=len(data))
+        self._in_flight.add(proposed)
+        if not self._pump_is_due:
+            # What is decided in one turn of the loop travels and is saved together.
+            self._pump_is_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_is_due = False
         self.consensus.pump()
 
-    def _answer_in_turn(self, outcome: _InFlight) -> None:
+    def _answer_in_turn(self, outcome: Outcome) -> None:
         """Answer without an entry, once what the decision looked at is committed.
 
         Who is told that a topic exists must find it when it asks for it.
         """
         if outcome.index > self.applied_index:
-            self._in_flight.append(outcome)
+            self._in_flight.add(outcome)
         else:
-            _reply(outcome)
+            outcome.tell()
 
     def decide(self, command: Command) -> controller.Decision:
         """What a command would do now; for requests that only validate."""
@@ -310,18 +398,25 @@ class MetadataRuntime:
 
     def _on_role(self) -> None:
         """What follows from leading, or from not leading any more."""
-        is_leading = self.consensus.node.role is Role.LEADER
+        is_leading = self.is_leading
         if self._is_leading and not is_leading:
             self._pending = self.image
-            self._refuse_waiting(
+            self._in_flight.refuse(
                 KafkaError(ErrorCode.REQUEST_TIMED_OUT, "The controller has changed.")
             )
+        elif is_leading and not self._is_leading:
+            # Its log ends with the entry that begins its term. What lies before that may be
+            # committed yet, and a decision that has not seen it could contradict it.
+            self._inherited_index = self.last_index - 1
         self._is_leading = is_leading
+        for waiter in self._unled if self.consensus.node.leader_id is not None else ():
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _on_full(self, error: BaseException) -> None:
         """There is no room for what was decided: it is logged when there is, or never."""
         logger.error("no room for the metadata log", extra={"error": str(error)})
-        self._refuse_waiting(_storage_error(error))
+        self._in_flight.refuse(storage_error(error))
 
     def _on_snapshot(self, snapshot: Snapshot, data: bytes) -> None:
         """A leader's snapshot took the place of the log: show it as one change."""
@@ -338,15 +433,24 @@ class MetadataRuntime:
 
     def _apply_slice(self) -> None:
         """Apply some of what is committed and come back for the rest: a round may hold much."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + SLICE_S
+        try:
+            self._apply_some()
+        except (AssertionError, UnusableMetadata) as error:
+            self.consensus.broken(error)
+
+    def _apply_some(self) -> None:
+        now = self._clock.monotonic  # The loop's own time stands still while it is in a turn.
+        deadline = now() + SLICE_S
         count = 0
-        while self._committed and count < SLICE_ENTRY_COUNT and loop.time() <= deadline:
+        while self._committed and count < SLICE_ENTRY_COUNT and now() <= deadline:
             self._apply(self._committed.popleft())
             count += 1
         self._is_applying = bool(self._committed)
         if self._is_applying:
-            loop.call_soon(self._apply_slice)
+            asyncio.get_running_loop().call_soon(self._apply_slice)
+        if self.applied_index - self._freeze_index >= FREEZE_ENTRY_COUNT:
+            self._freeze_index = self.applied_index
+            gc.freeze()
         if self.applied_index - self._snapshot_index >= limits.SNAPSHOT_ENTRY_COUNT:
             self.snapshot()
         self._forget_entries()
@@ -362,20 +466,18 @@ class MetadataRuntime:
 
     def _apply(self, entry: Entry) -> None:
         """Show an entry to readers, then answer whoever waits for it."""
-        waiting = self._in_flight
-        is_own = bool(waiting) and waiting[0].index == entry.index and bool(waiting[0].records)
-        records = waiting[0].records if is_own else _records(entry)
+        own = self._in_flight.records_of(entry.index)
+        records = own or records_of(entry)
         old, self.image = self.image, self.image.apply(records)
         if not self._is_leading:
             self._pending = self.image
-        elif not is_own:
+        elif not own:
             self._pending = self._pending.apply(records)  # Of the leader before.
         self.applied_index = entry.index
         self._note_removed(records)
         for listener in self._listeners if records else ():
             listener(old, self.image, records)
-        while waiting and waiting[0].index <= entry.index:
-            _reply(waiting.popleft())
+        self._in_flight.applied(entry.index)
         self._wake()
 
     def _wake(self) -> None:
@@ -397,17 +499,33 @@ class MetadataRuntime:
         logger.critical("metadata log failed", extra={"error": str(error)})
         while self._committed:
             self._apply(self._committed.popleft())  # Committed before: its answer is no error.
-        self._refuse_waiting(_storage_error(error))
+        self._in_flight.refuse(storage_error(error))
 
-    def _refuse_waiting(self, error: KafkaError) -> None:
-        waiting, self._in_flight = self._in_flight, deque()
-        for outcome in waiting:
-            _reply(replace(outcome, error=error))
+    def _on_broken(self, error: BaseException) -> None:
+        """An invariant is broken, or a committed entry cannot be read: the node has to stop."""
+        self._is_applying = True  # Nothing more is shown: it would follow on what is wrong.
+        self.failure = self.failure or error
+        logger.critical("metadata is broken", exc_info=error)
+        self._in_flight.refuse(storage_error(error))
+        if self._tell_broken is not None:
+            self._tell_broken(error)
 
     # Snapshots and the end.
 
-    def snapshot(self) -> None:
-        """Begin to write the committed image; the entries that it replaces go once it is there."""
+    def snapshot(self, done: Callable[[], None] | None = None) -> None:
+        """Begin to write the committed image; the entries that it replaces go once it is there.
+
+        `done` is called then, or when there is none.
+        """
+        if done is not None:
+            self._on_snapshot_saved.append(done)
+        if self.consensus.node.log.saved_index < self.applied_index:
+            # A snapshot ahead of the vote and the log would make of them a past that never was.
+            asyncio.get_running_loop().call_soon(self._snapshot_ended)
+            return
+        if self._is_snapshotting:
+            return  # One writer at a time; whoever waits finds that one, or asks again.
+        self._is_snapshotting = True
         node = self.consensus.node
         self._snapshot_index = index = self.applied_index
         term = node.log.term_at(index)
@@ -416,6 +534,16 @@ class MetadataRuntime:
         self._journal.save_snapshot_later(snapshot, self.image.to_records, self._snapshot_saved)
 
     def _snapshot_saved(self, snapshot: Snapshot, error: BaseException | None) -> None:
+        self._is_snapshotting = False
+        self._compact(snapshot, error)
+        self._snapshot_ended()
+
+    def _snapshot_ended(self) -> None:
+        waiting, self._on_snapshot_saved = self._on_snapshot_saved, []
+        for done in waiting:
+            done()
+
+    def _compact(self, snapshot: Snapshot, error: BaseException | None) -> None:
         if error is not None:
             extra = {"index": snapshot.index, "error": str(error)}
             logger.error("metadata snapshot failed", extra=extra)
@@ -426,6 +554,11 @@ class MetadataRuntime:
         extra = {"index": str(snapshot.index), "term": str(snapshot.term)}
         logger.info("metadata snapshot", extra=extra)
 
+    async def stop(self) -> None:
+        """Take part no more, and leave the journal to nobody."""
+        self.consensus.stop()
+        await self.consensus.finished()
+
     def close(self) -> None:
         """Leave the log clean: synced, checkpointed, with the commit index beside the vote."""
         self.consensus.stop()
@@ -434,39 +567,10 @@ class MetadataRuntime:
         self._in_flight.clear()  # What is committed and not applied yet is so by the next start.
         if self.failure is None:
             self._journal.log.close()
-            state = replace(self._journal.state, commit_index=self.applied_index)
-            self._journal.save_vote(state)
-
-
-def _reply(outcome: _InFlight) -> None:
-    if outcome.reply.done():
-        return
-    if outcome.error is not None:
-        outcome.reply.set_exception(outcome.error)
-    else:
-        outcome.reply.set_result(outcome.response)
-
-
-def _storage_error(error: BaseException | None) -> KafkaError:
-    return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
-
-
-def _fail(reply: "asyncio.Future[Any]", error: KafkaError) -> None:
-    if not reply.done():
-        reply.set_exception(error)
-
-
-def _records(entry: Entry) -> list[Record]:
-    match entry.kind:
-        case EntryKind.NO_OP | EntryKind.CONFIGURATION:
-            return []
-        case EntryKind.COMMAND:
-            try:
-                return decode_records(entry.data)
-            except UndecodableRecord as reason:
-                raise UnusableMetadata(
-                    f"metadata entry {entry.index} (term {entry.term}) cannot be decoded: {reason}"
-                ) from None
+            # What is applied may be on the disks of others, and not yet on this one.
+            commit_index = min(self.applied_index, self.consensus.node.log.saved_index)
+            commit_index = max(commit_index, self._journal.state.commit_index)
+            self._journal.save_vote(replace(self._journal.state, commit_index=commit_index))
 
 
 def _no_peers(message: Message) -> None:

@@ -40,10 +40,20 @@ from chronik.protocol.messages.offset_for_leader_epoch import (
 from chronik.protocol.messages.produce import ProduceRequest, ProduceResponse
 from chronik.protocol.messages.producer_ids import InitProducerIdRequest, InitProducerIdResponse
 from chronik.protocol.messages.quorum import (
+    ChangeClusterRequest,
+    ChangeClusterResponse,
     DescribeQuorumRequest,
     DescribeQuorumResponse,
     UnregisterBrokerRequest,
     UnregisterBrokerResponse,
+)
+from chronik.protocol.messages.reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
 )
 from chronik.protocol.messages.topics import (
     CreatePartitionsRequest,
@@ -204,6 +214,17 @@ CREATE_PARTITIONS: Final = Api(
     flexible_since=2,
     summary="Add partitions to topics.",
 )
+ELECT_LEADERS: Final = Api(
+    key=43,
+    name="ElectLeaders",
+    request=ElectLeadersRequest,
+    response=ElectLeadersResponse,
+    versions=Versions(0, 2),
+    flexible_since=2,
+    summary="Let the preferred replica lead, or with type 1 (v1) some replica where none can.",
+    notes="An unclean election takes the replica with the greatest last epoch and log end, of all "
+    "that are online.",
+)
 INCREMENTAL_ALTER_CONFIGS: Final = Api(
     key=44,
     name="IncrementalAlterConfigs",
@@ -212,6 +233,25 @@ INCREMENTAL_ALTER_CONFIGS: Final = Api(
     versions=Versions(0, 1),
     flexible_since=1,
     summary="Set, delete, append to or subtract from single settings.",
+)
+ALTER_PARTITION_REASSIGNMENTS: Final = Api(
+    key=45,
+    name="AlterPartitionReassignments",
+    request=AlterPartitionReassignmentsRequest,
+    response=AlterPartitionReassignmentsResponse,
+    versions=Versions(0, 1),
+    flexible_since=0,
+    summary="Move partitions to other replicas, or undo a move that is under way.",
+    notes="v1 can forbid that the replication factor changes.",
+)
+LIST_PARTITION_REASSIGNMENTS: Final = Api(
+    key=46,
+    name="ListPartitionReassignments",
+    request=ListPartitionReassignmentsRequest,
+    response=ListPartitionReassignmentsResponse,
+    versions=Versions(0, 0),
+    flexible_since=0,
+    summary="List the partitions that move now.",
 )
 DESCRIBE_QUORUM: Final = Api(
     key=55,
@@ -224,7 +264,7 @@ DESCRIBE_QUORUM: Final = Api(
     notes="Any node asks the leader; if that fails, it says NOT_LEADER_OR_FOLLOWER and who leads. "
     "Offsets are Raft indexes, the high watermark is the commit index. Tags from 10000 on are our "
     "own: a request for the asked node's own view, the applied index and the lease of the node "
-    "that answers, and each broker's status.",
+    "that answers, each broker's status, and how partitions and followers are doing.",
 )
 DESCRIBE_CLUSTER: Final = Api(
     key=60,
@@ -256,6 +296,17 @@ DESCRIBE_TOPIC_PARTITIONS: Final = Api(
     summary="List partitions page by page.",
     notes="Never more than response_partition_limit partitions in one answer.",
 )
+CHANGE_CLUSTER: Final = Api(
+    key=10_000,
+    name="ChangeCluster",
+    request=ChangeClusterRequest,
+    response=ChangeClusterResponse,
+    versions=Versions(0, 0),
+    flexible_since=0,
+    summary="Remove, replace or drain a node, or let another one lead.",
+    notes="Our own, under a number that Kafka will not reach: the commands of `chronik cluster` "
+    "use it.",
+)
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType(
     {
@@ -275,11 +326,15 @@ APIS: Final[Mapping[int, Api]] = MappingProxyType(
             ALTER_CONFIGS,
             DESCRIBE_LOG_DIRS,
             CREATE_PARTITIONS,
+            ELECT_LEADERS,
             INCREMENTAL_ALTER_CONFIGS,
+            ALTER_PARTITION_REASSIGNMENTS,
+            LIST_PARTITION_REASSIGNMENTS,
             DESCRIBE_QUORUM,
             DESCRIBE_CLUSTER,
             UNREGISTER_BROKER,
             DESCRIBE_TOPIC_PARTITIONS,
+            CHANGE_CLUSTER,
             *COORDINATOR_APIS,
         )
     }

@@ -2,8 +2,8 @@
 
 A frame is a four-byte length and one message in msgpack. A connection begins with the handshake of
 `internal_handshake` and then has one purpose for life: `raft` carries Raft messages one way, `call`
-carries calls and snapshots one way and their answers the other. So nothing large ever travels in
-front of a heartbeat.
+carries calls and snapshots one way and their answers the other, `replicate` what leaders and
+followers say (`protocol.replication`). So nothing large ever travels in front of a heartbeat.
 
 Raft messages are opaque here: a kind and its payload, which `metadata.raft_wire` encodes. Decoding
 any bytes raises only `ProtocolError`.
@@ -30,7 +30,7 @@ SNAPSHOT_BYTES_MAX: Final = 1024 * 1024 * 1024
 
 FRAME_HEADER: Final = Struct(">I")
 
-Purpose = Literal["raft", "call"]
+Purpose = Literal["raft", "call", "replicate"]
 T = TypeVar("T")
 
 
@@ -44,11 +44,13 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(Identity, frozen=True, array_like=True, tag="hello"):
-    """The first word of who connects."""
+    """The first word of who connects, and where it is reached itself: that may have changed."""
 
     purpose: Purpose
     nonce: bytes
     protocol_version: int = PROTOCOL_VERSION
+    host: str = ""
+    port: int = 0
 
 
 class Challenge(Identity, frozen=True, array_like=True, tag="challenge"):

@@ -57,8 +57,16 @@ class HandshakeRefused(Exception):
 class ConnectingHandshake:
     """The side that connects: write `opening`, then what `receive` gives, until `peer` is there."""
 
-    def __init__(self, identity: Identity, purpose: Purpose, secret: bytes, nonce: bytes) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        purpose: Purpose,
+        secret: bytes,
+        nonce: bytes,
+        address: tuple[str, int] = ("", 0),
+    ) -> None:
         assert len(nonce) == NONCE_SIZE
+        host, port = address
         hello = Hello(
             identity.cluster_id,
             identity.node_id,
@@ -66,6 +74,8 @@ class ConnectingHandshake:
             identity.incarnation_id,
             purpose,
             nonce,
+            host=host,
+            port=port,
         )
         self.opening = encode_frame(hello)
         self.peer: Challenge | None = None  # who was reached, once that is proved
@@ -143,7 +153,8 @@ def mismatch(ours: Identity, theirs: Identity) -> str | None:
             f"node {theirs.node_id} is of cluster {theirs.cluster_id}, "
             f"node {ours.node_id} of cluster {ours.cluster_id}"
         )
-    if ours.node_id == theirs.node_id and ours.incarnation_id != theirs.incarnation_id:
+    is_same = ours.node_id == theirs.node_id >= 0  # Below zero: a node that has no id yet.
+    if is_same and ours.incarnation_id != theirs.incarnation_id:
         return f"two nodes have the id {ours.node_id}: each needs its own"
     return None
 

@@ -52,6 +52,8 @@ class Elections(Leading):
         term = self.term + 1
         if is_pre_vote:
             self.role = Role.PRE_CANDIDATE
+            wait_ms = self.config.pre_vote_ms * (1 + self.jitter())
+            self._election_at_ms = self.now_ms + round(wait_ms)
         else:
             self.role = Role.CANDIDATE
             self.state = HardState(term=term, vote=self.node_id, commit_index=self.commit_index)

@@ -93,6 +93,9 @@ class RaftConfig:
     election_ms_min: int = 400
     election_ms_max: int = 700
     lease_ms: int = 300
+    # A pre-vote that nobody answers is asked again so soon, or up to twice as late: a voter that
+    # keeps a promise is silent, and its promise ends any moment. A pre-vote changes nothing.
+    pre_vote_ms: int = 100
     append_bytes_max: int = 1024 * 1024  # of entries in one message
     inflight_max: int = 16  # appends on their way to one follower
 

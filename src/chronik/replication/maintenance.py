@@ -10,7 +10,6 @@ Invariants
 """
 
 import asyncio
-import errno
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
@@ -21,15 +20,19 @@ from chronik.metadata.image import Topic
 from chronik.protocol.errors import KafkaError, ProtocolError
 from chronik.replication.partition import Partition
 from chronik.replication.replicas import Replicas, is_clean
+from chronik.storage.cleaned_transactions import TransactionState
 from chronik.storage.compaction import compact, is_due
 from chronik.storage.disk import Disk
-from chronik.storage.errors import StorageError
+from chronik.storage.errors import StorageError, is_no_room
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S: Final = 60.0  # bounds what a start after a crash must verify
 PRODUCER_EXPIRY_INTERVAL_S: Final = 600.0  # Kafka's producer.id.expiration.check.interval.ms
 RETENTION_INITIAL_DELAY_S: Final = 30.0  # Kafka's log.initial.task.delay.ms: first let it start
+IN_SYNC_CHECK_S_MIN: Final = 0.1
+CAUGHT_UP_CHECK_S: Final = 1.0  # a look at 9,000 partitions takes a few milliseconds
+HIGH_WATERMARK_INTERVAL_S: Final = 5.0  # Kafka's replica.high.watermark.checkpoint.interval.ms
 YIELD_EVERY: Final = 20  # partitions handled between two turns of the loop
 
 _EXPECTED: Final = (OSError, StorageError, ProtocolError, KafkaError)  # no traceback needed
@@ -74,6 +77,27 @@ class Maintenance:
         while True:
             await asyncio.sleep(PRODUCER_EXPIRY_INTERVAL_S)
             await _guarded("producer expiry", self.expire_all())
+
+    async def in_sync_sets(self) -> None:
+        """Take replicas that lag out of the in-sync sets, for ever."""
+        while True:
+            lag_max_ms = self._config().integer("replica.lag.time.max.ms")
+            await asyncio.sleep(max(lag_max_ms / 2000, IN_SYNC_CHECK_S_MIN))
+            if self._replicas.isr_updates is not None:
+                self._replicas.isr_updates.shrink(self._replicas.loaded(), lag_max_ms)
+
+    async def caught_up_replicas(self) -> None:
+        """Take replicas into the in-sync sets whose catching up was not noticed, for ever."""
+        while True:
+            await asyncio.sleep(CAUGHT_UP_CHECK_S)
+            if self._replicas.isr_updates is not None:
+                self._replicas.isr_updates.expand(self._replicas.loaded())
+
+    async def high_watermarks(self) -> None:
+        """Save what is committed, for ever."""
+        while True:
+            await asyncio.sleep(HIGH_WATERMARK_INTERVAL_S)
+            await _guarded("high watermarks", self._replicas.save_high_watermarks())
 
     # One pass of each.
 
@@ -174,7 +198,8 @@ class Maintenance:
             await self._replicas.checkpoint(partition)
         before = log.size_bytes
         last_offsets = partition.producers.last_offsets()
-        await compact(log, now_ms, limit_offset, last_offsets, partition.transaction_state())
+        with self._replicas.removals.holding(log.directory):
+            await compact(log, now_ms, limit_offset, last_offsets, _transaction_state(partition))
         if not partition.is_deleted:
             sizes = {"partition": str(partition), "bytes_before": before, "bytes": log.size_bytes}
             logger.info("compacted", extra=sizes)
@@ -187,7 +212,7 @@ class Maintenance:
         except (OSError, StorageError) as error:
             if partition.is_deleted:
                 return
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_no_room(error):
                 # Nothing is lost: a crash now means more to verify, and space may come back.
                 _log_failure("checkpoint", str(partition), error)
             else:
@@ -206,3 +231,19 @@ def _log_failure(what: str, partition: str, error: Exception) -> None:
     trace = None if isinstance(error, _EXPECTED) else error
     extra = {"partition": partition, "error": str(error)}
     logger.error("%s failed", what, exc_info=trace, extra=extra)
+
+
+def _transaction_state(partition: Partition) -> TransactionState:
+    """What compaction must know of transactions, and how it tells which are gone."""
+    producers = partition.producers
+
+    def forget(last_offset: int) -> None:
+        if producers.forget_aborted(last_offset):
+            partition.snapshot_is_stale = True
+
+    return TransactionState(
+        aborted=[each[:3] for each in producers.aborted()],
+        marker_epochs=producers.marker_epochs(),
+        snapshot_offset=partition.snapshot_offset,
+        forget=forget,
+    )

@@ -1,10 +1,10 @@
 """One partition on this node: appends, reads, and who waits for either.
 
 An append is admitted, checked against its producer's sequence, stamped and written at once, on
-the event loop; it is acknowledged when the high watermark has passed it. With durability "fsync"
-the high watermark is what the group commit has put on disk, with "replicated" it is the log's
-end. A fetch that found too little watches the partition, and is told when the high watermark
-moves.
+the event loop; it is acknowledged when the high watermark has passed it. That is the least of what
+the in-sync replicas have stored (`isr`): put on disk by the group commit with durability "fsync",
+written with "replicated". A fetch that found too little watches the partition, and is told when the
+high watermark moves. A follower appends what its leader sends, as it is.
 
 Transactions: a client's transactional batch opens its producer's transaction, with a guard that
 says that the coordinator was asked; the coordinator's marker ends it. The last stable offset is
@@ -22,12 +22,12 @@ What it leaves to others: `admission` judges bytes, `producers` sequences, `stor
 """
 
 import logging
-from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from chronik.config.settings import Durability
-from chronik.model import NO_LEADER_EPOCH, NO_TIMESTAMP
+from chronik.metadata.records import PartitionRecord
+from chronik.model import NO_TIMESTAMP
 from chronik.protocol.batch import (
     STAMP_SIZE,
     Batch,
@@ -35,43 +35,25 @@ from chronik.protocol.batch import (
     last_next_offset,
     read_header,
     stamp,
+    verify_crc,
 )
-from chronik.protocol.control import EndTxnMarker, build_marker
+from chronik.protocol.control import EndTxnMarker, build_marker, read_marker
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.records import build_batch
 from chronik.protocol.schema import Buffer
 from chronik.replication.admission import admit
+from chronik.replication.isr import InSync
 from chronik.replication.producers import Producers
+from chronik.replication.room import Room
 from chronik.replication.topic_config import TopicConfig
 from chronik.replication.transactions import AbortedTxn
 from chronik.replication.verification import Guard
-from chronik.storage.cleaned_transactions import TransactionState
+from chronik.replication.waiting import AckQueue, AckWaiter, Feed, Watcher
 from chronik.storage.commit import GroupCommit
 from chronik.storage.errors import OffsetOutOfRange, StorageError
 from chronik.storage.log import Log
 
 logger = logging.getLogger(__name__)
-
-
-class AckWaiter(Protocol):
-    """Who waits for an append to be committed."""
-
-    def acknowledged(self, partition: "Partition") -> None:
-        """The high watermark has passed the append."""
-
-    def failed(self, partition: "Partition") -> None:
-        """The disk failed: whether the append survives is not known."""
-
-
-class Watcher(Protocol):
-    """Who waits for more to read."""
-
-    def moved(self, partition: "Partition", bytes_appended: int, bytes_stable: int) -> None:
-        """The high watermark moved, or the partition went away.
-
-        `bytes_appended` are new below the high watermark; zero: something else happened.
-        `bytes_stable` bounds what is new below the last stable offset; zero: it did not move.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,49 +67,36 @@ class Appended:
 
 
 class Partition:
-    """The local replica of one partition, leading it."""
+    """The local replica of one partition. It leads while `in_sync` is there, else it follows."""
 
     __slots__ = (
-        "_acks",
-        "_bytes_unseen",
-        "_bytes_unstable",
-        "_commit",
-        "_durable_acks",
-        "_stable_offset",
-        "config",
-        "failure",
-        "high_watermark",
-        "index",
-        "is_deleted",
-        "is_loaded",
-        "leader_epoch",
-        "log",
-        "name",
-        "producers",
-        "snapshot_is_stale",
-        "snapshot_offset",
-        "snapshot_saved",
-        "snapshot_taken",
-        "topic_id",
-        "watchers",
-    )
+        "_acks", "_bytes_unseen", "_bytes_unstable", "_commit", "_durable_acks", "_node_id",
+        "_room", "_stable_offset", "_stored_acks", "config", "epoch_start_offset", "failure",
+        "feeds", "high_watermark", "in_sync", "index", "is_deleted", "is_loaded", "leader_epoch",
+        "log", "name", "on_stored", "producers", "snapshot_is_stale", "snapshot_offset",
+        "snapshot_saved", "snapshot_taken", "topic_id", "watchers",
+    )  # fmt: skip
 
     def __init__(
         self,
         *,
         name: str,
         topic_id: bytes,
-        index: int,
-        leader_epoch: int,
+        node_id: int,
+        record: PartitionRecord,
         log: Log,
         config: TopicConfig,
         commit: GroupCommit,
         durability: Durability,
+        room: Room,
     ) -> None:
         self.name = name
         self.topic_id = topic_id
-        self.index = index
-        self.leader_epoch = leader_epoch
+        self.index = record.partition
+        self._node_id = node_id
+        self.leader_epoch = record.leader_epoch
+        self.epoch_start_offset = 0  # where this leader's own epoch begins
+        self.in_sync: InSync | None = None
         self.log = log
         self.config = config
         self.producers = Producers()
@@ -140,25 +109,97 @@ class Partition:
         self.is_deleted = False
         self.failure: str | None = None
         self._commit = commit
+        self._room = room
         self._durable_acks = durability == "fsync"
-        # Both are there only while somebody waits: they are large, and most partitions idle.
-        self.watchers: set[Watcher] | None = None
-        self._acks: deque[tuple[int, AckWaiter]] | None = None
+        # These are there only while somebody waits: they are large, and most partitions idle.
+        # In the order in which they came, so that nobody is told before his turn.
+        self.watchers: dict[Watcher, None] | None = None
+        self.feeds: dict[Feed, None] | None = None
+        self._acks: AckQueue | None = None
+        self._stored_acks: AckQueue | None = None
+        self.on_stored: Callable[[Partition], None] | None = None  # a follower's own progress
         self._bytes_unseen = 0
         self._bytes_unstable = 0  # appended since the last stable offset was the high watermark
 
     def __str__(self) -> str:
         return f"{self.name}-{self.index}"
 
-    def loaded(self) -> None:
-        """The log was recovered: everything in it is on disk, and so readable."""
-        self.high_watermark = self.log.end_offset
+    def loaded(self, high_watermark: int | None = None) -> None:
+        """The log was recovered: everything in it is on disk.
+
+        Without other replicas all of it is committed. With others that is known up to the high
+        watermark that was saved, and the rest will be found out.
+        """
+        end_offset = self.log.end_offset
+        self.high_watermark = end_offset
+        if high_watermark is not None:
+            self.high_watermark = max(min(high_watermark, end_offset), self.log.log_start_offset)
         self.producers.on_high_watermark(self.high_watermark)
         self.producers.trim(self.log.log_start_offset)
         self._advance_stable()
         if self._stable_offset < self.high_watermark:
             self._bytes_unstable = self.log.size_bytes  # A bound: see `_advance_stable`.
         self.is_loaded = True
+        if self.in_sync is not None:
+            self.epoch_start_offset = end_offset
+            self.recount()
+
+    # Roles.
+
+    def lead(self, record: PartitionRecord, now_ms: int) -> None:
+        """This node leads: in a new leader epoch, or with another in-sync set than before."""
+        in_sync = self.in_sync
+        if in_sync is not None and record.leader_epoch == self.leader_epoch:
+            in_sync.committed(record, now_ms)
+            self.recount()
+            if self._acks and self.is_under_min_insync:
+                # It may take long until there are enough again. The producer may ask once more.
+                self._acks.fail(self, KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
+            return
+        self.leader_epoch = record.leader_epoch
+        self.in_sync = InSync(self._node_id, record, now_ms)
+        self.epoch_start_offset = self.log.end_offset
+        self.on_stored = None
+        self._notify(0)  # A parked fetch may carry the old epoch, and must be told.
+        if self.is_loaded:
+            self.recount()
+
+    def follow(self, leader_epoch: int) -> None:
+        """Another node leads, or nobody; whoever waits for this one is told."""
+        if self.in_sync is None and leader_epoch == self.leader_epoch:
+            return
+        self.in_sync = None
+        self.leader_epoch = leader_epoch
+        self._release(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+
+    @property
+    def is_under_min_insync(self) -> bool:
+        """Whether fewer replicas are in sync than acks=all asks for."""
+        in_sync = self.in_sync
+        return in_sync is not None and len(in_sync.isr) < self.config.min_insync_replicas
+
+    @property
+    def stored_offset(self) -> int:
+        """Up to where this replica's own log counts."""
+        return self.log.durable_offset if self._durable_acks else self.log.end_offset
+
+    def replica_progressed(
+        self, node_id: int, broker_epoch: int, end_offset: int, stored_offset: int, now_ms: int
+    ) -> None:
+        """A follower tells how far it has come."""
+        in_sync = self.in_sync
+        if in_sync is not None and in_sync.progressed(
+            node_id, broker_epoch, end_offset, stored_offset, self.log.end_offset, now_ms
+        ):
+            self.recount()
+
+    def recount(self) -> None:
+        """Move the high watermark to where it belongs now."""
+        assert self.in_sync is not None
+        stored_offset = self.stored_offset
+        if self._stored_acks is not None and not self._stored_acks.reached(stored_offset, self):
+            self._stored_acks = None
+        self._advance(self.in_sync.high_watermark(stored_offset, self.config.min_insync_replicas))
 
     # Appends.
 
@@ -168,7 +209,6 @@ class Partition:
         *,
         version: int,
         acks: int,
-        isr_count: int,
         now_ms: int,
         guard: Guard | None = None,
         verify: bool = True,
@@ -178,12 +218,12 @@ class Partition:
         A batch that opens a transaction needs a valid guard (`begin_verification`), unless
         verification is switched off: `verify=False`.
         """
-        self._check_usable()
-        if acks == -1 and isr_count < self.config.min_insync_replicas:
+        self._check_leads()
+        if acks == -1 and self.is_under_min_insync:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"The in-sync set of {self} has {isr_count} replica(s), "
-                f"min.insync.replicas is {self.config.min_insync_replicas}.",
+                f"The in-sync set of {self} has fewer replicas than min.insync.replicas, "
+                f"which is {self.config.min_insync_replicas}.",
             )
         batches = admit(data, version, self.config, now_ms)
         repeated = self._repeated(batches, guard, verify)
@@ -219,7 +259,7 @@ class Partition:
         transaction_version: int = 1,
     ) -> Appended:
         """End a producer's transaction here; KafkaError for a stale producer or coordinator."""
-        self._check_usable()
+        self._check_leads()
         self.producers.check_marker(
             producer_id, producer_epoch, coordinator_epoch, transaction_version
         )
@@ -235,7 +275,7 @@ class Partition:
 
     def append_internal(self, records: Buffer, now_ms: int) -> Appended:
         """Write a coordinator's ready-made batch: no limits of clients, no sequence."""
-        self._check_usable()
+        self._check_leads()
         header = read_header(records)
         assert header.size == len(records)
         assert not header.is_control
@@ -263,23 +303,6 @@ class Partition:
         self._written(len(data))
         return self._appended(base_offset, now_ms)
 
-    def needs_verification(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether a transactional batch of this producer would open a transaction here."""
-        return self.producers.needs_verification(producer_id, producer_epoch)
-
-    def begin_verification(
-        self,
-        producer_id: int,
-        producer_epoch: int,
-        sequence: int | None = None,
-        *,
-        supports_epoch_bump: bool = False,
-    ) -> Guard:
-        """A guard for an append, to be made before the coordinator is asked (KIP-890)."""
-        return self.producers.begin_verification(
-            producer_id, producer_epoch, sequence, supports_epoch_bump=supports_epoch_bump
-        )
-
     def _repeated(self, batches: list[Batch], guard: Guard | None, verify: bool) -> Appended | None:
         """The first answer, if an idempotent producer sends its batch again."""
         if len(batches) != 1 or batches[0].header.producer_id < 0:
@@ -299,35 +322,104 @@ class Partition:
         offset = self.log.end_offset
         stamped = BatchHeader(offset, header.length, self.leader_epoch, *header[3:])
         head = stamp(offset, header.length, self.leader_epoch)
+        self._log(stamped, (head, batch.data[STAMP_SIZE:]), now_ms)
+        if header.producer_id >= 0:
+            self.producers.append(stamped, now_ms, marker)
+
+    def _log(self, header: BatchHeader, buffers: Sequence[Buffer], now_ms: int) -> None:
+        if self._room.is_full:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "The disk is full.")
         try:
-            self.log.append(stamped, (head, batch.data[STAMP_SIZE:]), now_ms)
+            self.log.append(header, buffers, now_ms)
         except (OSError, StorageError) as error:
+            self._room.failed(error)
             if self.log.failed is not None:
                 self.fail(str(error))  # A full disk, in contrast, leaves the log as it was.
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        if header.producer_id >= 0:
-            self.producers.append(stamped, now_ms, marker)
 
     def _written(self, bytes_written: int) -> None:
         self._bytes_unseen += bytes_written
         self._bytes_unstable += bytes_written
         self._commit.add(self.log)
-        if not self._durable_acks:
-            self._advance(self.log.end_offset)
+        for feed in self.feeds or ():
+            feed.appended()
+        if not self._durable_acks and self.in_sync is not None:
+            self.recount()
+
+    def append_replicated(self, batches: Sequence[Batch], now_ms: int) -> None:
+        """Write what the leader sent, as it is; KafkaError if it is damaged or does not fit."""
+        self._check_usable()
+        bytes_written = 0
+        try:
+            for batch in batches:
+                header, data = batch
+                if header.base_offset < self.log.end_offset:
+                    reason = f"offset {header.base_offset} after {self.log.end_offset}"
+                    raise KafkaError(ErrorCode.CORRUPT_MESSAGE, reason)
+                verify_crc(batch)
+                self._log(header, (data,), now_ms)
+                bytes_written += len(data)
+                if header.producer_id >= 0:
+                    marker = read_marker(data) if header.is_control else None
+                    self.producers.append(header, now_ms, marker)
+        finally:
+            if bytes_written:
+                self._written(bytes_written)
+
+    def rewritten(self, producers: Producers) -> None:
+        """The log was cut or begun anew."""
+        self.producers = producers
+        if self.high_watermark > self.log.end_offset:
+            # Only after an unclean election: what was committed is lost.
+            extra = {"partition": str(self), "high_watermark": self.high_watermark}
+            logger.error("committed records were cut", extra=extra)
+        self.high_watermark = min(self.high_watermark, self.log.end_offset)
+        self.high_watermark = max(self.high_watermark, self.log.log_start_offset)
+        self._stable_offset = min(self._stable_offset, self.high_watermark)
+        producers.on_high_watermark(self.high_watermark)
+        self._advance_stable()
+        self.snapshot_is_stale = True
+        self.is_loaded = True
+        if self.in_sync is not None:  # It became the leader while its log was cut.
+            self.epoch_start_offset = self.log.end_offset
+            self.recount()
+        self._notify(0)
+
+    def leader_moved(self, high_watermark: int, log_start_offset: int) -> None:
+        """The leader tells what is committed, and where its log begins."""
+        end_offset = self.log.end_offset
+        self._advance(min(high_watermark, end_offset))
+        if self.log.log_start_offset < log_start_offset <= end_offset:
+            self.log.advance_log_start(log_start_offset)
+            self.log_start_moved()
 
     def wait_acknowledged(self, end_offset: int, waiter: AckWaiter) -> bool:
         """True if this is committed already; else the waiter is told when it is."""
         if end_offset <= self.high_watermark:
             return True
         if self._acks is None:
-            self._acks = deque()
-        self._acks.append((end_offset, waiter))
+            self._acks = AckQueue()
+        self._acks.add(end_offset, waiter)
+        return False
+
+    def wait_stored(self, end_offset: int, waiter: AckWaiter) -> bool:
+        """The same for acks=1: it is in this replica's log, as durable as that is to be."""
+        if end_offset <= self.stored_offset:
+            return True
+        if self._stored_acks is None:
+            self._stored_acks = AckQueue()
+        self._stored_acks.add(end_offset, waiter)
         return False
 
     def on_durable(self) -> None:
         """The group commit has put more of the log on disk."""
-        if self._durable_acks:
-            self._advance(self.log.durable_offset)
+        if not self.is_loaded:
+            return
+        if self.in_sync is not None:
+            if self._durable_acks:
+                self.recount()
+        elif self.on_stored is not None:
+            self.on_stored(self)
 
     def _advance(self, high_watermark: int) -> None:
         if high_watermark <= self.high_watermark:
@@ -335,9 +427,7 @@ class Partition:
         self.high_watermark = high_watermark
         self.producers.on_high_watermark(high_watermark)
         bytes_stable = self._advance_stable()
-        while self._acks and self._acks[0][0] <= high_watermark:
-            self._acks.popleft()[1].acknowledged(self)
-        if not self._acks:
+        if self._acks is not None and not self._acks.reached(high_watermark, self):
             self._acks = None
         appended, self._bytes_unseen = self._bytes_unseen, 0
         if self.watchers:
@@ -368,13 +458,13 @@ class Partition:
     def watch(self, watcher: Watcher) -> None:
         """Tell the watcher when there is more to read, until `unwatch`."""
         if self.watchers is None:
-            self.watchers = set()
-        self.watchers.add(watcher)
+            self.watchers = {}
+        self.watchers[watcher] = None
 
     def unwatch(self, watcher: Watcher) -> None:
         """Tell the watcher nothing any more."""
         if self.watchers is not None:
-            self.watchers.discard(watcher)
+            self.watchers.pop(watcher, None)
             if not self.watchers:
                 self.watchers = None
 
@@ -394,10 +484,35 @@ class Partition:
         With `committed` only below the last stable offset: what was aborted is among it, and
         `aborted_transactions` tells which.
         """
-        self._check_usable()
-        if not self.log.log_start_offset <= offset <= self.high_watermark:
-            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
         limit_offset = self.last_stable_offset if committed else self.high_watermark
+        return self._read(
+            offset,
+            max_bytes,
+            limit_offset,
+            at_least_one_batch=at_least_one_batch,
+            nowait=nowait,
+        )
+
+    def read_for_follower(
+        self, offset: int, max_bytes: int, *, nowait: bool = True
+    ) -> Buffer | None:
+        """Whole batches up to the log's end; None if the disk would have to be waited for."""
+        return self._read(
+            offset, max_bytes, self.log.end_offset, at_least_one_batch=True, nowait=nowait
+        )
+
+    def _read(
+        self,
+        offset: int,
+        max_bytes: int,
+        limit_offset: int,
+        *,
+        at_least_one_batch: bool,
+        nowait: bool,
+    ) -> Buffer | None:
+        self._check_usable()
+        if not self.log.log_start_offset <= offset <= self.log.end_offset:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
         if offset >= limit_offset or max_bytes <= 0:
             return b""
         try:
@@ -426,31 +541,6 @@ class Partition:
             return []
         return self.producers.aborted_between(offset, last_next_offset(records))
 
-    def check_leader_epoch(self, current_leader_epoch: int) -> None:
-        """Raise unless the client's idea of the leader epoch is ours, or it has none (-1)."""
-        if current_leader_epoch == -1 or current_leader_epoch == self.leader_epoch:
-            return
-        if current_leader_epoch < self.leader_epoch:
-            raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
-        raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
-
-    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """The largest epoch with records up to the asked one, and its end; (-1, -1) if unknown.
-
-        An epoch in which nothing was written is not in the log, but it was ours all the same.
-        """
-        epochs = self.log.leader_epochs
-        last_epoch = epochs[-1][0] if epochs else NO_LEADER_EPOCH
-        if last_epoch < epoch <= self.leader_epoch:
-            return (last_epoch if epochs else epoch), self.log.end_offset
-        return self.log.end_offset_for_epoch(epoch)
-
-    @property
-    def last_epoch(self) -> int:
-        """The epoch of the last record, or the current one while there is none."""
-        epochs = self.log.leader_epochs
-        return epochs[-1][0] if epochs else self.leader_epoch
-
     # Changes from outside.
 
     def delete_records(self, offset: int) -> int:
@@ -472,44 +562,35 @@ class Partition:
         self.producers.trim(self.log.log_start_offset)
         self._notify(0)
 
-    def transaction_state(self) -> TransactionState:
-        """What compaction must know of transactions, and how it tells which are gone."""
-        return TransactionState(
-            aborted=[each[:3] for each in self.producers.aborted()],
-            marker_epochs=self.producers.marker_epochs(),
-            snapshot_offset=self.snapshot_offset,
-            forget=self._forget_aborted,
-        )
-
-    def _forget_aborted(self, last_offset: int) -> None:
-        if self.producers.forget_aborted(last_offset):
-            self.snapshot_is_stale = True
-
-    def configure(self, config: TopicConfig, leader_epoch: int) -> None:
-        """Take over changed settings and a new leader epoch."""
+    def configure(self, config: TopicConfig) -> None:
+        """Take over changed settings."""
         self.config = config
         self.log.config = config.log
-        if leader_epoch != self.leader_epoch:
-            self.leader_epoch = leader_epoch
-            self._notify(0)  # A parked fetch may carry the old epoch, and must be told.
+        if self.in_sync is not None and self.is_loaded:
+            self.recount()  # min.insync.replicas may have changed.
 
     def deleted(self) -> None:
         """The topic is gone: whoever waits is told, and finds it gone."""
         self.is_deleted = True
-        self._release()
+        self._release(KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
 
     def fail(self, reason: str) -> None:
         """The disk failed under this partition; it stays unusable."""
         if self.failure is None:
             self.failure = reason
             logger.error("partition is offline", extra={"partition": str(self), "error": reason})
-        self._release()
+        self._release(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, reason))
 
-    def _release(self) -> None:
-        waiting, self._acks = self._acks, None
-        for _, waiter in waiting or ():
-            waiter.failed(self)
+    def _release(self, error: KafkaError) -> None:
+        for queue in (self._acks, self._stored_acks):
+            if queue is not None:
+                queue.fail(self, error)
         self._notify(0)
+
+    def _check_leads(self) -> None:
+        self._check_usable()
+        if self.in_sync is None:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def _check_usable(self) -> None:
         if self.failure is not None:

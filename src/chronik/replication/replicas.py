@@ -10,7 +10,16 @@ records of that change, never by comparing whole images.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from typing import Any
 
 from chronik.clock import Clock
 from chronik.config.effective import BrokerConfig
@@ -25,8 +34,18 @@ from chronik.metadata.records import (
     TopicRemovedRecord,
 )
 from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
+from chronik.replication.following import Following
+from chronik.replication.high_watermarks import (
+    Saved,
+    read_high_watermarks,
+    write_high_watermarks,
+)
+from chronik.replication.isr_updates import InSyncUpdates
 from chronik.replication.partition import Partition
 from chronik.replication.producers import Producers
+from chronik.replication.refusals import Refusals
+from chronik.replication.removals import LEFT, Removals
+from chronik.replication.room import Room
 from chronik.replication.topic_config import TopicConfig, topic_config
 from chronik.storage.commit import GroupCommit
 from chronik.storage.disk import Disk
@@ -78,9 +97,17 @@ class Replicas:
         self._on_disk: dict[bytes, set[int]] = {}
         self._configs: dict[str, TopicConfig] = {}
         self._default_config: TopicConfig | None = None
+        self._high_watermarks: Saved = {}
+        self._is_started = False
         self._loading: dict[Partition, asyncio.Task[None]] = {}
-        self._removals: set[asyncio.Task[None]] = set()
+        self.damaged: set[Partition] = set()  # to be mended, if others have the data
+        # Set by whoever wires the parts of a node, before anything is served.
+        self.following: Following | None = None
+        self.isr_updates: InSyncUpdates | None = None
+        self.removals = Removals(disk)
         self.clock = clock
+        self.room = Room()
+        self.refusals = Refusals()
         self.image = Image()
 
     # Finding a partition.
@@ -91,6 +118,48 @@ class Replicas:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if topic.partitions[index].leader != self._node_id:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return self._local(topic, index)
+
+    def find_readable(self, topic: Topic | None, index: int) -> Partition:
+        """The partition that a request names, if this node has a replica, leading or following."""
+        if topic is not None and 0 <= index < len(topic.partitions):
+            partition = self.find_followed((topic.id, index))
+            if partition is not None:
+                return partition
+        return self.find(topic, index)
+
+    def find_led(self, topic_id: bytes, index: int) -> Partition:
+        """The same for a follower, which names topics by id."""
+        topic = self.image.topic_by_id(topic_id)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+        return self.find(topic, index)
+
+    def find_followed(self, key: tuple[bytes, int]) -> Partition | None:
+        """The local replica of a partition that another node leads."""
+        topic = self.image.topic_by_id(key[0])
+        if topic is None or key[1] >= len(topic.partitions):
+            return None
+        record = topic.partitions[key[1]]
+        is_followed = record.leader != self._node_id and self._node_id in record.replicas
+        if not is_followed or not self._is_started:
+            return None
+        return self._local(topic, key[1])
+
+    def is_in_sync(self, key: tuple[bytes, int]) -> bool:
+        """Whether this node's replica of a partition is in the in-sync set."""
+        topic = self.image.topic_by_id(key[0])
+        return topic is not None and self._node_id in topic.partitions[key[1]].isr
+
+    def follower_caught_up(self, partition: Partition, node_id: int) -> None:
+        """A follower of a partition that this node leads has come further."""
+        if self.isr_updates is not None:
+            self.isr_updates.caught_up(partition, node_id)
+
+    def _local(self, topic: Topic, index: int) -> Partition:
+        if not self._is_started:
+            # Which partitions have files is not known yet: one that has would pass for empty.
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "The node is starting.")
         partitions = self._partitions.get(topic.id)
         if partitions is None:
             if topic.id not in self.image.topic_names:  # Who asks has waited while it went.
@@ -103,46 +172,87 @@ class Replicas:
 
     def _open(self, topic: Topic, index: int) -> Partition:
         config = self.config_of(topic.name)
+        record = topic.partitions[index]
         log = Log(self._disk, self.directory_of(topic, index), config.log)
         partition = Partition(
             name=topic.name,
             topic_id=topic.id,
-            index=index,
-            leader_epoch=topic.partitions[index].leader_epoch,
+            node_id=self._node_id,
+            record=record,
             log=log,
             config=config,
             commit=self._commit,
             durability=self._durability,
+            room=self.room,
         )
         self._by_log[log] = partition
-        if index not in self._on_disk.get(topic.id, ()):
+        if record.leader == self._node_id:
+            partition.lead(record, self._now_ms())
+        is_going = self.removals.is_going(log.directory)  # what it held when it was here before
+        if index not in self._on_disk.get(topic.id, ()) and not is_going:
             partition.loaded()  # Nothing was ever written: there is nothing to recover.
         return partition
+
+    def _now_ms(self) -> int:
+        return int(self.clock.monotonic() * 1000)
 
     async def load(self, partition: Partition) -> None:
         """Recover a partition's log off the loop; waits for a recovery that is under way."""
         if partition.is_loaded:
             return  # By somebody else, while the caller waited: it may have been written to since.
         task = self._loading.get(partition)
-        if task is None:
-            task = asyncio.create_task(self._load(partition), name=f"load-{partition}")
-            self._loading[partition] = task
-            task.add_done_callback(lambda _: self._loading.pop(partition, None))
+        if task is not None:
+            await asyncio.shield(task)
+            return
+
+        def loaded(producers: Producers) -> None:
+            partition.producers = producers
+            partition.loaded(self._known_high_watermark(partition))
+
+        work = self._load(partition, lambda: self._recover(partition), loaded)
+        await self._in_turn(partition, work)
+
+    async def _in_turn(self, partition: Partition, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"load-{partition}")
+        self._loading[partition] = task
+        task.add_done_callback(lambda _: self._loading.pop(partition, None))
         await asyncio.shield(task)
 
-    async def _load(self, partition: Partition) -> None:
+    async def _load(
+        self,
+        partition: Partition,
+        read: Callable[[], Producers],
+        done: Callable[[Producers], None],
+    ) -> None:
         try:
-            partition.producers = await self._disk.run(lambda: self._recover(partition))
-        except (CorruptLog, ProtocolError, OSError) as error:
+            await self.removals.wait(partition.log.directory)
+            producers = await self._disk.run(read)
+        except (StorageError, ProtocolError, OSError) as error:
             if not partition.is_deleted:
                 partition.fail(str(error))
+                if isinstance(error, CorruptLog):
+                    self.damaged.add(partition)
         else:
-            partition.loaded()
+            done(producers)
+
+    def _known_high_watermark(self, partition: Partition) -> int | None:
+        """What was saved, or None if this is the only replica: then all of its log is committed."""
+        topic = self.image.topic_by_id(partition.topic_id)
+        if topic is None or len(topic.partitions[partition.index].replicas) == 1:
+            return None
+        return self._high_watermarks.get(id_text(topic.id), {}).get(partition.index, 0)
 
     def _recover(self, partition: Partition) -> Producers:
         """Blocking: the log, then the producers from their snapshot and what follows it."""
+        partition.log.load()
+        producers = self._recover_producers(partition)
         log = partition.log
-        log.load()
+        for each in (f"{log.directory}/{PRODUCERS_FILE}", *(each.path for each in log.segments)):
+            self._disk.release(each)  # It may have been loaded for a look, and stay idle.
+        return producers
+
+    def _recover_producers(self, partition: Partition) -> Producers:
+        log = partition.log
         producers = Producers()
         path = f"{log.directory}/{PRODUCERS_FILE}"
         if self._disk.exists(path):
@@ -159,9 +269,50 @@ class Replicas:
             self._disk.sync_directory(log.directory)
         partition.snapshot_offset = producers.end_offset
         producers.replay(scan(log, producers.end_offset))
-        for each in (path, *(segment.path for segment in log.segments)):
-            self._disk.release(each)  # It may have been loaded for a look, and stay idle.
         return producers
+
+    async def truncate(self, partition: Partition, to_offset: int) -> None:
+        """Cut a follower's log back to where it agrees with its leader's."""
+        before = partition.log.end_offset
+        await self._rewrite(partition, lambda: partition.log.truncate(to_offset))
+        extra = {"partition": str(partition), "from": before, "to": partition.log.end_offset}
+        logger.info("truncated", extra=extra)
+
+    async def begin_anew(self, partition: Partition, offset: int) -> None:
+        """Drop a follower's log: its leader has nothing before this offset."""
+        await self._rewrite(partition, lambda: partition.log.reset(offset))
+        logger.info("begun anew", extra={"partition": str(partition), "offset": offset})
+
+    async def refill(self, partition: Partition) -> None:
+        """Throw a damaged log away, and follow the leader from the beginning."""
+        self.damaged.discard(partition)
+        topic = self.image.topic_by_id(partition.topic_id)
+        assert topic is not None
+        assert self.following is not None
+        key = (topic.id, partition.index)
+        self.following.removed((key,))
+        partition.log.abandon()
+        partition.deleted()
+        self._by_log.pop(partition.log, None)
+        await self._disk.run(lambda: self._disk.remove_tree(partition.log.directory))
+        self._on_disk.get(topic.id, set()).discard(partition.index)
+        known = self._partitions.get(topic.id, {})
+        if known.get(partition.index) is partition:
+            del known[partition.index]
+        topic = self.image.topic_by_id(topic.id)
+        if topic is not None:
+            self.following.changed(key, topic.partitions[partition.index])
+
+    async def _rewrite(self, partition: Partition, work: Callable[[], None]) -> None:
+        """Change what the log holds, off the loop; whoever wants it meanwhile waits to load it."""
+        assert partition.is_loaded
+        partition.is_loaded = False
+
+        def rewrite() -> Producers:
+            work()
+            return self._recover_producers(partition)
+
+        await self._in_turn(partition, self._load(partition, rewrite, partition.rewritten))
 
     def used(self) -> Iterator[Partition]:
         """Every partition that was used since the start."""
@@ -215,6 +366,8 @@ class Replicas:
     def start(self, image: Image, removed_topics: Container[bytes]) -> None:
         """Learn which partitions have files. Blocking: nothing is served yet."""
         self.image = image
+        self._is_started = True
+        self._high_watermarks = read_high_watermarks(self._disk, self._data_dir)
         root = f"{self._data_dir}/topics"
         for name in self._disk.list(root):
             if _is_deleted(name):
@@ -223,13 +376,27 @@ class Replicas:
             topic_id = _topic_id_of(name)
             topic = image.topic_by_id(topic_id)
             if topic is not None:
-                files = self._disk.list(f"{root}/{name}")
-                self._on_disk[topic_id] = {int(each) for each in files if each.isdigit()}
+                self._on_disk[topic_id] = self._partitions_in(f"{root}/{name}", topic)
             elif topic_id in removed_topics:
                 # A crash came between the topic's removal and that of its files.
                 self._disk.remove_tree(f"{root}/{name}")
             else:
                 logger.warning("files of an unknown topic", extra={"directory": f"{root}/{name}"})
+
+    def _partitions_in(self, directory: str, topic: Topic) -> set[int]:
+        """Which partitions have files; what is of none that this node holds is removed."""
+        found = set()
+        for name in self._disk.list(directory):
+            index = int(name) if name.isdigit() else -1
+            if not 0 <= index < len(topic.partitions):
+                if name.endswith(LEFT):
+                    self._disk.remove_tree(f"{directory}/{name}")
+            elif self._node_id in topic.partitions[index].replicas:
+                found.add(index)
+            else:
+                # It left while this node was away, or a crash came before its files went.
+                self._disk.remove_tree(f"{directory}/{name}")
+        return found
 
     def on_image(self, old: Image, new: Image, records: Sequence[Record]) -> None:
         """Do what follows from a committed metadata change."""
@@ -242,24 +409,20 @@ class Replicas:
                     self._remove(old, id_bytes(record.topic_id))
                 case ConfigRecord(resource=resource, resource_name=name):
                     configured.add(EVERY_TOPIC if resource == BROKER else name)
-                case PartitionRecord():
-                    begun.setdefault(record.topic_id, []).append(record.partition)
-                case PartitionLeadersRecord():
-                    for topic_id, indexes in zip(record.topic_ids, record.partitions, strict=True):
-                        begun.setdefault(topic_id, []).extend(indexes)
-                case LeaderEpochsRecord():
-                    self._update_all_epochs()
                 case _:
-                    pass
+                    for topic_id, indexes in _changed_partitions(new, record):
+                        begun.setdefault(topic_id, []).extend(indexes)
         if configured:
             self._reconfigure(configured)
         for changed_id, changed in begun.items():
-            self._update_epochs(id_bytes(changed_id), changed)
+            self._update_roles(id_bytes(changed_id), changed)
 
     def _remove(self, old: Image, topic_id: bytes) -> None:
         topic = old.topic_by_id(topic_id)
         assert topic is not None
         self._configs.pop(topic.name, None)
+        if self.following is not None:
+            self.following.removed((topic_id, each.partition) for each in topic.partitions)
         has_files = bool(self._on_disk.pop(topic_id, None))
         for partition in self._partitions.pop(topic_id, {}).values():
             has_files = has_files or partition.log.segment_count > 0
@@ -267,26 +430,30 @@ class Replicas:
             partition.deleted()
             self._by_log.pop(partition.log, None)
         if has_files:
-            task = asyncio.create_task(self._remove_files(topic), name=f"remove-{topic.name}")
-            self._removals.add(task)
-            task.add_done_callback(self._removals.discard)
+            # Both names have the topic's id: a new topic of that name is not in the way.
+            self.removals.begin(
+                topic_directory(self._data_dir, topic.name, topic.id),
+                deleted_directory(self._data_dir, topic.name, topic.id),
+            )
 
-    async def _remove_files(self, topic: Topic) -> None:
-        # Both names have the topic's id: a new topic of that name is not in the way, and what a
-        # crash leaves is removed at the next start.
-        directory = topic_directory(self._data_dir, topic.name, topic.id)
-        gone = deleted_directory(self._data_dir, topic.name, topic.id)
-
-        def remove() -> None:
-            if self._disk.exists(directory):
-                self._disk.rename(directory, gone)  # A checkpoint under way finds no place now.
-            self._disk.remove_tree(gone)
-
-        try:
-            await self._disk.run(remove)
-        except OSError as error:
-            extra = {"directory": directory, "error": str(error)}
-            logger.error("cannot remove a deleted topic's files", extra=extra)
+    def _leave(self, topic: Topic, index: int) -> None:
+        """This node is no replica of the partition any more: others have all that it had."""
+        partition = self._partitions.get(topic.id, {}).pop(index, None)
+        on_disk = self._on_disk.get(topic.id, set())
+        has_files = index in on_disk
+        on_disk.discard(index)
+        loading = None
+        if partition is not None:
+            has_files = has_files or partition.log.segment_count > 0 or not partition.is_loaded
+            loading = self._loading.get(partition)
+            partition.follow(topic.partitions[index].leader_epoch)
+            partition.log.abandon()
+            partition.deleted()
+            self._by_log.pop(partition.log, None)
+        if has_files:
+            directory = self.directory_of(topic, index)
+            logger.info("left", extra={"partition": f"{topic.name}-{index}"})
+            self.removals.begin(directory, directory + LEFT, loading)
 
     def _reconfigure(self, names: Collection[str]) -> None:
         """Settings of these topics have changed, or the broker's, which hold for all."""
@@ -303,22 +470,27 @@ class Replicas:
 
     def _configure(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
-            partition.configure(self.config_of(partition.name), partition.leader_epoch)
+            partition.configure(self.config_of(partition.name))
 
-    def _update_all_epochs(self) -> None:
-        for topic_id, partitions in self._partitions.items():
-            self._update_epochs(topic_id, partitions)
-
-    def _update_epochs(self, topic_id: bytes, indexes: Iterable[int]) -> None:
+    def _update_roles(self, topic_id: bytes, indexes: Iterable[int]) -> None:
+        """Lead or follow as the image says now."""
         topic = self.image.topic_by_id(topic_id)
-        known = self._partitions.get(topic_id)
-        if topic is None or not known:
+        if topic is None:
             return
-        for index in indexes:
+        known = self._partitions.get(topic_id, {})
+        for index in dict.fromkeys(indexes):
+            record = topic.partitions[index]
+            if self._node_id not in record.replicas and self._is_started:
+                self._leave(topic, index)
             partition = known.get(index)
-            if partition is not None:
-                epoch = topic.partitions[index].leader_epoch
-                partition.configure(partition.config, epoch)
+            if partition is not None and record.leader == self._node_id:
+                partition.lead(record, self._now_ms())
+                if self.isr_updates is not None and partition.is_loaded:
+                    self.isr_updates.look_again((partition,))
+            elif partition is not None:
+                partition.follow(record.leader_epoch)
+            if self.following is not None and self._is_started:
+                self.following.changed((topic_id, index), record)
 
     def on_durable(self, log: Log) -> None:
         """The group commit has synced this log."""
@@ -361,11 +533,22 @@ class Replicas:
             if not partition.is_deleted:
                 raise
 
+    async def save_high_watermarks(self) -> None:
+        """Save what is committed in partitions with several replicas."""
+        saved: Saved = {}
+        for partition in self.loaded():
+            if partition.in_sync is None or partition.in_sync.followers:
+                by_index = saved.setdefault(id_text(partition.topic_id), {})
+                by_index[partition.index] = partition.high_watermark
+        if saved and saved != self._high_watermarks:
+            self._high_watermarks = saved
+            await self._disk.run(lambda: write_high_watermarks(self._disk, self._data_dir, saved))
+
     async def close(self) -> None:
         """Leave every log clean, so that the next start trusts it."""
-        tasks = [*self._loading.values(), *self._removals]
-        if tasks:
-            await asyncio.wait(tasks)
+        if self._loading:
+            await asyncio.wait(self._loading.values())
+        await self.removals.close()
         dirty = [partition for partition in self.loaded() if not is_clean(partition)]
         for i in range(0, len(dirty), CLOSED_AT_ONCE):
             await asyncio.gather(*map(self._close, dirty[i : i + CLOSED_AT_ONCE]))
@@ -384,6 +567,22 @@ def is_clean(partition: Partition) -> bool:
     log = partition.log
     is_saved = partition.snapshot_offset >= log.end_offset == log.durable_offset
     return is_saved and log.is_checkpointed and not partition.snapshot_is_stale
+
+
+def _changed_partitions(image: Image, record: Record) -> Iterator[tuple[str, Sequence[int]]]:
+    """The partitions, by topic id, whose leader or in-sync set a record may have changed."""
+    match record:
+        case PartitionRecord():
+            yield record.topic_id, (record.partition,)
+        case PartitionLeadersRecord():
+            yield from zip(record.topic_ids, record.partitions, strict=True)
+        case LeaderEpochsRecord():
+            for topic in image.topics.values():
+                led = [p.partition for p in topic.partitions if p.leader == record.node_id]
+                if led:
+                    yield topic.record.topic_id, led
+        case _:
+            pass
 
 
 def _is_deleted(directory: str) -> bool:

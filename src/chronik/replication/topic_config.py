@@ -32,6 +32,8 @@ class TopicConfig:
     timestamp_after_max_ms: int
     min_insync_replicas: int
     downconversion: bool
+    leader_throttled_replicas: frozenset[str] = frozenset()
+    follower_throttled_replicas: frozenset[str] = frozenset()
 
     @property
     def compact(self) -> bool:
@@ -45,6 +47,11 @@ def topic_config(overrides: Mapping[str, str], broker: BrokerConfig) -> TopicCon
         value = topic_value(name, overrides, broker)
         assert isinstance(value, int)
         return value
+
+    def throttled(side: str) -> frozenset[str]:
+        value = topic_value(f"{side}.replication.throttled.replicas", overrides, broker)
+        assert isinstance(value, tuple)
+        return frozenset(value)
 
     policy = topic_value("cleanup.policy", overrides, broker)
     ratio = topic_value("min.cleanable.dirty.ratio", overrides, broker)
@@ -76,4 +83,6 @@ def topic_config(overrides: Mapping[str, str], broker: BrokerConfig) -> TopicCon
         timestamp_after_max_ms=integer("message.timestamp.after.max.ms"),
         min_insync_replicas=integer("min.insync.replicas"),
         downconversion=bool(topic_value("message.downconversion.enable", overrides, broker)),
+        leader_throttled_replicas=throttled("leader"),
+        follower_throttled_replicas=throttled("follower"),
     )

@@ -12,7 +12,8 @@ What a handler returns says how it waits:
 
 Responses leave in request order. A connection that is held (by a coroutine, by too many requests
 in flight, by a peer that does not read) is not read beyond the next request: that is all the
-backpressure there is.
+backpressure there is. In one turn of the loop all connections together handle requests for a short
+time only (`turns`), so that no client keeps the loop from the rest of its work.
 """
 
 import asyncio
@@ -156,7 +157,7 @@ class Connection(asyncio.BufferedProtocol):
         """Handle the whole frames in this data, and keep the rest."""
         position = 0
         while len(data) - position >= _PEEK.size:
-            if self._is_held():
+            if self._is_held() or self._listener.turns.is_over(self):
                 self._put_off(data[position:])
                 return
             length, api_key = _PEEK.unpack_from(data, position)
@@ -200,7 +201,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         frame, self._partial = memoryview(self._partial), None
         self._listener.partial.discard(self)
-        if self._is_held():
+        if self._is_held() or self._listener.turns.is_over(self):
             self._put_off(frame)
         else:
             self._handle(frame[FRAME_HEADER_SIZE:])
@@ -368,15 +369,19 @@ class Connection(asyncio.BufferedProtocol):
             or len(self._slots) >= limits.INFLIGHT_REQUESTS_MAX
         )
 
+    def go_on(self) -> None:
+        """A new turn of the loop has begun."""
+        self._continue()
+
     def _continue(self) -> None:
         """Go on with what came while the connection was held, then read again."""
-        if self._is_held() or self._transport is None:
+        if self._is_held() or self._transport is None or self._listener.turns.is_over(self):
             return
         if self._backlog:
             backlog, self._backlog = self._backlog, b""
             self._frames(memoryview(backlog))
             self._flush()
-        if not self._is_held():
+        if not (self._is_held() or self._backlog):
             self._set_reading(True)
 
     def _set_reading(self, reading: bool) -> None:

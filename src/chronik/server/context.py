@@ -1,7 +1,7 @@
 """What a handler can reach: the parts of the node, and who asks in which version."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chronik.clock import Clock
 from chronik.config.effective import BrokerConfig
@@ -15,9 +15,12 @@ from chronik.metadata.image import BROKER, Image, Topic
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.metrics import Metrics
 from chronik.replication.replicas import Replicas
+from chronik.server.created_configs import CreatedConfigs
 from chronik.server.encoded_topics import EncodedTopics
 from chronik.server.fetch_sessions import FetchSessions
+from chronik.server.members import Members
 from chronik.server.producer_ids import ProducerIds
+from chronik.server.unclean_elections import UncleanElections
 from chronik.storage.disk import Disk
 
 
@@ -30,10 +33,12 @@ class Node:
     settings: Settings
     data_dir: str
     metadata: MetadataRuntime
+    members: Members
     replicas: Replicas
     fetch_sessions: FetchSessions
     encoded_topics: EncodedTopics
     producer_ids: ProducerIds
+    unclean_elections: UncleanElections
     groups: CoordinatorRuntime[GroupShard]
     transactions: CoordinatorRuntime[TransactionShard]
     marker_writer: MarkerWriter
@@ -42,6 +47,7 @@ class Node:
     metrics: Metrics
     broker_config: Callable[[], BrokerConfig]
     fetch_bytes_left: Callable[[], int]
+    created_configs: CreatedConfigs = field(default_factory=CreatedConfigs)
 
     @property
     def image(self) -> Image:

@@ -8,6 +8,7 @@ from chronik.protocol.connection import Request
 from chronik.server.connection import Connection
 from chronik.server.context import Context, Node
 from chronik.server.handlers.api_versions import api_versions, unsupported_version
+from chronik.server.handlers.change_cluster import change_cluster
 from chronik.server.handlers.configs import (
     alter_configs,
     describe_configs,
@@ -38,6 +39,11 @@ from chronik.server.handlers.metadata import (
 from chronik.server.handlers.offsets import offset_commit, offset_delete, offset_fetch
 from chronik.server.handlers.produce import produce
 from chronik.server.handlers.quorum import describe_quorum, unregister_broker
+from chronik.server.handlers.reassignments import (
+    alter_partition_reassignments,
+    elect_leaders,
+    list_partition_reassignments,
+)
 from chronik.server.handlers.topics import (
     create_partitions,
     create_topics,
@@ -75,11 +81,15 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     apis.ALTER_CONFIGS.key: alter_configs,
     apis.DESCRIBE_LOG_DIRS.key: describe_log_dirs,
     apis.CREATE_PARTITIONS.key: create_partitions,
+    apis.ELECT_LEADERS.key: elect_leaders,
     apis.INCREMENTAL_ALTER_CONFIGS.key: incremental_alter_configs,
+    apis.ALTER_PARTITION_REASSIGNMENTS.key: alter_partition_reassignments,
+    apis.LIST_PARTITION_REASSIGNMENTS.key: list_partition_reassignments,
     apis.DESCRIBE_QUORUM.key: describe_quorum,
     apis.DESCRIBE_CLUSTER.key: describe_cluster,
     apis.UNREGISTER_BROKER.key: unregister_broker,
     apis.DESCRIBE_TOPIC_PARTITIONS.key: describe_topic_partitions,
+    apis.CHANGE_CLUSTER.key: change_cluster,
     coordinator_apis.OFFSET_COMMIT.key: offset_commit,
     coordinator_apis.OFFSET_FETCH.key: offset_fetch,
     coordinator_apis.FIND_COORDINATOR.key: find_coordinator,

@@ -21,7 +21,7 @@ import inspect
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Protocol
 
 from chronik.client.internal_link import HANDSHAKE_TIMEOUT_S, FrameLink
 from chronik.metadata.raft_wire import decode_raft
@@ -54,10 +54,24 @@ BACKLOG: Final = 128  # connections that the kernel holds while the loop is busy
 STRANGERS_MAX: Final = 64
 # Connections of one process by purpose: it keeps one of each, and may open another for calls while
 # it joins.
-CONNECTIONS_MAX: Final = {"raft": 1, "call": 4}
+CONNECTIONS_MAX: Final = {"raft": 1, "call": 4, "replicate": 1}
 CALLS_MAX: Final = 64  # under way for one connection; a peer sends no more
 
 OnCall = Callable[[Hello, str, bytes], Awaitable[bytes] | bytes]
+
+
+class Feeding(Protocol):
+    """What this node does for a follower over its connection."""
+
+    def on_frame(self, frame: bytes) -> None: ...
+
+    def flush(self) -> None:
+        """The connection takes more again."""
+
+    def close(self) -> None: ...
+
+
+OnFollower = Callable[[Hello, FrameLink], Feeding]
 
 
 class InternalListener:
@@ -72,8 +86,10 @@ class InternalListener:
         on_raft: Callable[[Message], None],
         on_snapshot: Callable[[InstallSnapshot, bytes], None],
         on_call: OnCall,
+        on_follower: OnFollower | None = None,
         on_connected: Callable[[Hello], None] | None = None,
     ) -> None:
+        self.on_follower = on_follower
         self.identity = identity
         self.secret = secret
         self.admit = admit
@@ -184,6 +200,7 @@ class _Inbound:
         )
         self._parts = SnapshotParts()
         self._calls: set[asyncio.Task[None]] = set()
+        self._feeding: Feeding | None = None
         self.link.on_frame = self._shake_hands
         self.link.on_closed = self._closed
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._too_slow)
@@ -209,6 +226,9 @@ class _Inbound:
         link.trust()
         link.on_frame = self._raft if self.peer.purpose == "raft" else self._call
         link.on_writable = self._maybe_read
+        if self.peer.purpose == "replicate" and listener.on_follower is not None:
+            self._feeding = listener.on_follower(self.peer, link)
+            link.on_frame, link.on_writable = self._feeding.on_frame, self._feeding.flush
         link.write(self._handshake.accept())
         listener.welcome(self)
 
@@ -234,6 +254,8 @@ class _Inbound:
         self._deadline.cancel()
         for call in self._calls:
             call.cancel()
+        if self._feeding is not None:
+            self._feeding.close()
         self._listener.gone(self, reason)
 
     # Raft.

@@ -10,6 +10,7 @@ from chronik.metrics import Metrics
 from chronik.protocol.connection import Request
 from chronik.server.connection import SHARED_BUFFER_SIZE, Connection
 from chronik.server.memory import RequestMemory
+from chronik.server.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Listener:
         queued_bytes_max: int,
         connections_max: Callable[[], int],
         idle_timeout_ms: Callable[[], int],
+        now: Callable[[], float],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.dispatch = dispatch
@@ -38,6 +40,7 @@ class Listener:
         self.request_bytes_max = request_bytes_max
         self.memory = RequestMemory(queued_bytes_max)
         self.shared_buffer = memoryview(bytearray(SHARED_BUFFER_SIZE))
+        self.turns = Turns(self.loop, now)
         self.partial: set[Connection] = set()  # have sent a part of a frame
         self.stalled: set[Connection] = set()  # do not read what we send
         self._connections_max = connections_max
@@ -58,6 +61,8 @@ class Listener:
     async def serve(self) -> None:
         """Accept connections from now on."""
         assert self._server is not None
+        if self._sweeper is not None:
+            return  # It does already.
         await self._server.start_serving()
         self._sweeper = self.loop.call_later(SWEEP_INTERVAL_S, self._sweep)
 

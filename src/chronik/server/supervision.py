@@ -42,6 +42,7 @@ class Supervision:
         self._is_connected = is_connected
         self._liveness: Liveness | None = None
         self._term = 0
+        self.is_retiring = False
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)
@@ -61,9 +62,11 @@ class Supervision:
                 return epoch
 
     async def heartbeats(self, command: RegisterBroker, epoch: int) -> None:
-        """Show the leader that this node lives, for ever."""
+        """Show the leader that this node lives, until it stops."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
+            if self.is_retiring:
+                return  # The leader must not take it for one that is back.
             body = msgspec.json.encode(_Heartbeat(command.node_id, epoch))
             try:
                 await self._beat(body)

@@ -145,7 +145,7 @@ class Guards:
 
     def begin(self, partition: Partition, header: BatchHeader, bumps_epoch: bool) -> None:
         """Take a guard before the coordinator is asked."""
-        self._guards[partition] = partition.begin_verification(
+        self._guards[partition] = partition.producers.begin_verification(
             header.producer_id,
             header.producer_epoch,
             header.base_sequence,
@@ -170,7 +170,7 @@ NO_GUARDS: Final = Guards()
 def opens(partition: Partition, records: Buffer) -> bool:
     """Whether this batch would open a transaction in a partition."""
     header = _transactional_header(records)
-    return header is not None and partition.needs_verification(
+    return header is not None and partition.producers.needs_verification(
         header.producer_id, header.producer_epoch
     )
 

@@ -8,17 +8,21 @@ Invariants
     One round at a time, so a later round never overtakes an earlier one.
     A log whose file or directory failed is failed for good: which of its bytes are on disk is
     unknown. The other logs of its round are not.
-    A log that began a segment gets its checkpoint within the round (see `recovery`).
+    A log that began a segment gets its checkpoint within the round (see `recovery`); if there is no
+    room for it, its batches are reported after a later round that found some.
 
 The caller waits for durability in `on_durable`, or not at all if replication is its promise.
 """
 
 import asyncio
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from chronik.storage.disk import Disk
+from chronik.storage.errors import is_no_room
 from chronik.storage.log import Log, SyncWork
+
+RETRY_S: Final = 0.5  # after a checkpoint for which there was no room
 
 
 class OnDurable(Protocol):
@@ -108,7 +112,7 @@ class GroupCommit:
                 try:
                     await self._disk.run(log.checkpoint)
                 except Exception as error:
-                    self._fail(log, error)
+                    self._not_checkpointed(log, error)
                 else:
                     self._publish(log)
         finally:
@@ -127,6 +131,13 @@ class GroupCommit:
     def _publish(self, log: Log) -> None:
         log.publish_durable()
         self._on_durable(log)
+
+    def _not_checkpointed(self, log: Log, error: Exception) -> None:
+        if is_no_room(error):
+            # What was synced stays so, but is not reported; another round tries again.
+            asyncio.get_running_loop().call_later(RETRY_S, self.add, log)
+        else:
+            self._fail(log, error)
 
     def _fail(self, log: Log, error: Exception) -> None:
         log.failed = error

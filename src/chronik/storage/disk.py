@@ -37,6 +37,7 @@ BUFFERS_MAX: Final = 1024  # IOV_MAX on Linux: what one writev takes
 WORKER_THREADS: Final = 4  # cold reads and housekeeping: more only queue at the device
 SYNC_THREADS: Final = 8  # where parallel fdatasyncs stop getting cheaper per file
 LOCK_STRIPES: Final = 64  # enough that checkpoints of different logs rarely wait for each other
+BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"  # Linux only
 _NO_WAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)  # Linux only
 _NO_WAIT_UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -65,6 +66,14 @@ class Disk(Protocol):
 
     def write_durably(self, path: str, data: Buffer) -> None:
         """Replace a file: a crash leaves the old or the new content. One writer a path."""
+        ...
+
+    def make_private(self, path: str) -> None:
+        """Let nobody but this user read a file."""
+        ...
+
+    def allocate(self, path: str, size: int) -> None:
+        """Create a file whose room is taken at once, whatever is written into it later."""
         ...
 
     def truncate(self, path: str, size: int) -> None:
@@ -117,6 +126,10 @@ class Disk(Protocol):
 
     def lock(self, path: str) -> None:
         """Take the lock file for this process or raise DirectoryLocked."""
+        ...
+
+    def boot_id(self) -> str:
+        """Which boot of the machine this is; empty if that cannot be known."""
         ...
 
     def free_bytes(self, directory: str) -> int:
@@ -297,6 +310,13 @@ class FileDisk:
         self.sync_directory(os.path.dirname(path))
         self.release(path)
 
+    def make_private(self, path: str) -> None:
+        os.chmod(path, 0o600)
+
+    def allocate(self, path: str, size: int) -> None:
+        with self._open(path, create=True) as descriptor:
+            os.posix_fallocate(descriptor, 0, size)
+
     def truncate(self, path: str, size: int) -> None:
         with self._open(path) as descriptor:
             os.ftruncate(descriptor, size)
@@ -417,6 +437,14 @@ class FileDisk:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock_descriptors.append(descriptor)
+
+    def boot_id(self) -> str:
+        try:
+            return bytes(self.pread(BOOT_ID_PATH, 64, 0)).decode().strip()
+        except OSError:
+            return ""
+        finally:
+            self.release(BOOT_ID_PATH)
 
     def free_bytes(self, directory: str) -> int:
         return shutil.disk_usage(directory).free

@@ -1,5 +1,15 @@
 """What can go wrong with stored data, each with what a person needs to act on it."""
 
+import errno
+from typing import Final
+
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_no_room(error: BaseException | None) -> bool:
+    """Whether something failed for want of room, which may come back, and for nothing worse."""
+    return isinstance(error, OSError) and error.errno in NO_ROOM
+
 
 class StorageError(Exception):
     """The disk or the data on it failed; never a client's mistake."""

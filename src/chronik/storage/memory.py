@@ -64,6 +64,12 @@ class MemoryDisk:
         self.rename(temporary, path)
         self.sync_directory(_parent(path))
 
+    def make_private(self, path: str) -> None:
+        pass  # Nobody else can read it.
+
+    def allocate(self, path: str, size: int) -> None:
+        self.write(path, b"")  # Memory needs no reserve.
+
     def truncate(self, path: str, size: int) -> None:
         del self._content(path)[size:]
 
@@ -128,6 +134,9 @@ class MemoryDisk:
 
     def lock(self, path: str) -> None:
         pass
+
+    def boot_id(self) -> str:
+        return ""  # As if the machine had gone down: whatever is not synced may be lost.
 
     def free_bytes(self, directory: str) -> int:
         return FREE_BYTES

@@ -33,7 +33,7 @@ from chronik.storage.checkpoint import (
     sealed_facts,
 )
 from chronik.storage.disk import Disk
-from chronik.storage.epochs import Epochs, note_epoch, truncate_from_start
+from chronik.storage.epochs import Epochs, note_epoch, truncate_from_end, truncate_from_start
 from chronik.storage.errors import BadIndex, CorruptLog
 from chronik.storage.segment import (
     INDEX_SUFFIX,
@@ -92,6 +92,8 @@ def recover(disk: Disk, directory: str, rules: Rules) -> Recovered:
     _check_present(directory, segments, facts, checkpoint)
     _check_order(segments[:trusted])
     epochs = list(checkpoint.leader_epochs)
+    # A checkpoint may tell of epochs whose batches were not synced yet; the scan finds those again.
+    truncate_from_end(epochs, checkpoint.recovery_point)
     end = max(checkpoint.log_start_offset, segments[trusted - 1].next_offset if trusted else 0)
     if trusted == len(segments):
         end = max(end, checkpoint.recovery_point)

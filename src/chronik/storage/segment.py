@@ -47,12 +47,11 @@ class Segment:
     __slots__ = (
         "base_offset", "created_ms", "dirty", "first_timestamp", "index", "index_count",
         "indexed_position", "max_timestamp", "max_timestamp_offset", "next_offset", "path", "size",
-        "stem", "time_count",
+        "time_count",
     )  # fmt: skip
 
     def __init__(self, directory: str, base_offset: int, created_ms: int = 0) -> None:
-        self.stem = stem(directory, base_offset)
-        self.path = self.stem + LOG_SUFFIX
+        self.path = stem(directory, base_offset) + LOG_SUFFIX
         self.base_offset = base_offset
         self.created_ms = created_ms
         self.size = 0
@@ -65,6 +64,12 @@ class Segment:
         self.index_count = 0  # entries in the files of a sealed segment
         self.time_count = 0
         self.dirty = False  # has bytes that no commit round took yet
+
+    @property
+    def stem(self) -> str:
+        """What the names of all its files begin with."""
+        # Not cut from the path, which has another name while a copy takes a segment's place.
+        return stem(self.path.rpartition("/")[0], self.base_offset)
 
     @property
     def index_path(self) -> str:

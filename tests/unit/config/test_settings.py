@@ -135,3 +135,73 @@ def test_a_topic_setting_beats_its_broker_synonyms() -> None:
 def test_a_finer_unit_beats_a_coarser_one(static: dict[str, str], expected: int) -> None:
     config = BrokerConfig(static=static, cluster={}, broker={})
     assert topic_value("retention.ms", {}, config) == expected
+
+
+def test_both_addresses_stand_side_by_side_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        """
+node_id = 2
+data_dir = "/data"
+
+[bind]
+kafka = "0.0.0.0:9092"
+internal = "10.0.0.2:9192"
+
+[advertise]
+kafka = "kafka-2.example.com:9092"
+internal = "node-2.internal:9192"
+
+[[peers]]
+id = 1
+kafka = "kafka-1.example.com:9092"
+internal = "node-1.internal:9192"
+rack = "a"
+
+[[peers]]
+id = 2
+kafka = "kafka-2.example.com:9092"
+internal = "node-2.internal:9192"
+rack = "b"
+"""
+    )
+    settings = resolve({}, {}, file=str(file))
+    assert (settings.host, settings.port, settings.internal) == ("0.0.0.0", 9092, "10.0.0.2:9192")
+    assert settings.advertise == "kafka-2.example.com:9092"
+    assert settings.advertise_internal == "node-2.internal:9192"
+    assert [peer.internal for peer in settings.peers] == [
+        ("node-1.internal", 9192),
+        ("node-2.internal", 9192),
+    ]
+    assert settings.rack == "b"
+    assert resolve({"port": 1}, {}, file=str(file)).port == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('bind = "0.0.0.0:9092"', "[bind] has kafka and internal"),
+        ('[bind]\nhttp = "0.0.0.0:1"', "[bind] has kafka and internal"),
+        ('[advertise]\nhttp = "h:1"', "[advertise] has kafka and internal"),
+        ('[bind]\nkafka = "nowhere"', "[bind] kafka: give HOST:PORT"),
+        ('port = 1\n[bind]\nkafka = "h:1"', "port and the tables say the same thing twice"),
+        ('[bind]\ninternal = "nowhere"', "internal in "),
+    ],
+)
+def test_wrong_tables_of_addresses_are_named(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidSetting) as error:
+        resolve({}, {}, file=str(file))
+    assert words in str(error.value)
+
+
+def test_a_node_among_peers_listens_where_its_entry_says() -> None:
+    settings = resolve({"peers": "1@h:9092:9192,2@h:9093:9193", "node_id": 2}, {})
+    assert (settings.port, settings.advertise) == (9093, "h:9093")
+    assert [peer.internal for peer in settings.peers] == [("h", 9192), ("h", 9193)]
+
+
+def test_who_joins_has_no_peers() -> None:
+    with pytest.raises(InvalidSetting, match="not both"):
+        resolve({"peers": "1@h:9092:9192,2@h:9093:9193", "join": "h:9092"}, {})

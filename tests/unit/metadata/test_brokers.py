@@ -1,20 +1,25 @@
 """A broker registers, dies, comes back, rests and is removed; and what follows for partitions."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from chronik.config.effective import BrokerConfig
-from chronik.metadata import controller
 from chronik.metadata.commands import (
     Command,
     CreateTopic,
+    InSyncChange,
     RegisterBroker,
     RemoveBroker,
+    SetDiskFull,
+    SetMaintenance,
     UpdateBrokerStatus,
+    UpdateISR,
 )
 from chronik.metadata.controller import Decision, decide
 from chronik.metadata.image import Image, id_text
+from chronik.metadata.liveness import unfence
 from chronik.metadata.records import (
     BrokerRecord,
     BrokerRemovedRecord,
@@ -75,10 +80,33 @@ def three() -> Image:
 
 
 @pytest.fixture
-def replicated(three: Image, monkeypatch: pytest.MonkeyPatch) -> Image:
-    """t1-0 on 1, 2 and 3, all in sync; as it will be once followers copy."""
-    monkeypatch.setattr(controller, "ISR_STARTS_ALONE", False)
+def replicated(three: Image) -> Image:
+    """t1-0 on 1, 2 and 3, all in sync."""
     return run(three, topic(1, assignments={0: [1, 2, 3]}))[0]
+
+
+def in_sync(image: Image, *isr: int, epochs: dict[int, int] | None = None) -> Image:
+    """The leader has said who is in sync."""
+    partition = first(image)
+    change = InSyncChange(
+        topic_id=partition.topic_id,
+        partition=0,
+        isr=isr,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+        broker_epochs=epochs or {},
+    )
+    leader = image.brokers[partition.leader]
+    update = UpdateISR(node_id=leader.node_id, broker_epoch=leader.epoch, changes=(change,))
+    image, decision = run(image, update)
+    assert decision.response == (ErrorCode.NONE,)
+    return image
+
+
+@pytest.fixture
+def alone(replicated: Image) -> Image:
+    """The others have fallen behind: only 1 is in sync."""
+    return in_sync(replicated, 1)
 
 
 # Registration.
@@ -141,18 +169,16 @@ def test_a_dead_follower_leaves_the_in_sync_set_and_the_leader_epoch_stays(
 
 
 def test_without_another_in_sync_replica_there_is_no_leader_and_the_set_stays(
-    three: Image,
+    alone: Image,
 ) -> None:
-    three, _ = run(three, topic(1, assignments={0: [1, 2, 3]}))
-    image, _ = status(three, 1, OFFLINE)
+    image, _ = status(alone, 1, OFFLINE)
     partition = first(image)
     assert (partition.leader, partition.leader_epoch, partition.isr) == (-1, 1, (1,))
 
 
 @pytest.mark.parametrize("restarted", [True, False])
-def test_a_broker_that_is_back_leads_what_waited_for_it(three: Image, restarted: bool) -> None:
-    three, _ = run(three, topic(1, assignments={0: [1, 2, 3]}))
-    image, _ = status(three, 1, OFFLINE)
+def test_a_broker_that_is_back_leads_what_waited_for_it(alone: Image, restarted: bool) -> None:
+    image, _ = status(alone, 1, OFFLINE)
     if restarted:
         image, _ = run(image, registration(1, "next"), next_index=50)
     else:
@@ -212,8 +238,8 @@ def test_the_death_of_a_broker_with_3000_partitions_is_one_small_entry(three: Im
         three, _ = run(three, topic(number, partition_count=9, replication_factor=3))
     image, decision = status(three, 1, OFFLINE)
     assert [type(record) for record in decision.records] == [BrokerRecord, PartitionLeadersRecord]
-    assert len(encode_records(decision.records)) < 60_000
-    assert Counter(each.leader for each in image.partitions()) == {-1: 3000, 2: 3000, 3: 3000}
+    assert len(encode_records(decision.records)) < 120_000
+    assert Counter(each.leader for each in image.partitions()) == {2: 4500, 3: 4500}
 
 
 # Maintenance.
@@ -227,9 +253,8 @@ def test_a_resting_broker_gives_its_leaders_away_and_stays_in_sync(replicated: I
     assert [each.node_id for each in image.placeable_brokers] == [2, 3]
 
 
-def test_a_resting_broker_leads_what_nobody_else_can(three: Image) -> None:
-    three, _ = run(three, topic(1, assignments={0: [1, 2, 3]}))
-    image, decision = status(three, 1, MAINTENANCE)
+def test_a_resting_broker_leads_what_nobody_else_can(alone: Image) -> None:
+    image, decision = status(alone, 1, MAINTENANCE)
     assert first(image).leader == 1
     assert len(decision.records) == 1
 
@@ -270,9 +295,8 @@ def test_a_removed_broker_is_in_no_in_sync_set(replicated: Image) -> None:
     assert first(image).isr == (2, 3)
 
 
-def test_the_only_copy_is_not_removed_by_mistake(three: Image) -> None:
-    three, _ = run(three, topic(1, assignments={0: [1, 2]}))
-    image, _ = status(three, 1, OFFLINE)
+def test_the_only_copy_is_not_removed_by_mistake(alone: Image) -> None:
+    image, _ = status(alone, 1, OFFLINE)
     error = refused(image, RemoveBroker(node_id=1))
     assert error.code is ErrorCode.INVALID_REQUEST
     assert "t1-0" in str(error)
@@ -284,3 +308,136 @@ def test_the_only_copy_is_not_removed_by_mistake(three: Image) -> None:
 def test_who_is_not_registered_cannot_be_removed(three: Image) -> None:
     error = refused(three, RemoveBroker(node_id=9))
     assert error.code is ErrorCode.BROKER_ID_NOT_REGISTERED
+
+
+# Eligible leader replicas (KIP-966): min.insync.replicas is 2.
+
+
+@pytest.fixture
+def careful(three: Image) -> Image:
+    """t1-0 on 1, 2 and 3, of which two must be in sync."""
+    how = {"assignments": {0: [1, 2, 3]}, "configs": {"min.insync.replicas": "2"}}
+    return run(three, topic(1, **how))[0]
+
+
+def test_who_leaves_a_set_that_is_too_small_stays_eligible(careful: Image) -> None:
+    image = in_sync(careful, 1, 2)
+    assert first(image).elr == (), "two are enough, so 3 may miss what is committed from now on"
+    image = in_sync(image, 1)
+    assert (first(image).isr, first(image).elr) == ((1,), (2,))
+    image = in_sync(image, 1, 2, epochs={2: image.brokers[2].epoch})
+    assert (first(image).isr, first(image).elr) == ((1, 2), ())
+
+
+def test_an_eligible_replica_leads_when_nobody_in_sync_is_left(careful: Image) -> None:
+    image = in_sync(careful, 1, 2)
+    image, _ = status(image, 2, OFFLINE)
+    assert (first(image).isr, first(image).elr) == ((1,), (2,))
+    image, _ = status(image, 1, OFFLINE)
+    assert first(image).leader == -1, "3 is online, and has not everything"
+    image, _ = status(image, 2, ONLINE)
+    partition = first(image)
+    assert (partition.leader, partition.isr, partition.elr) == (2, (2,), (1,))
+
+
+def test_an_eligible_replica_that_is_online_takes_over_at_once(careful: Image) -> None:
+    image = in_sync(in_sync(careful, 1, 2), 1)
+    image, _ = status(image, 1, OFFLINE)
+    partition = first(image)
+    assert (partition.leader, partition.isr, partition.elr) == (2, (2,), (1,))
+    assert partition.leader_epoch == 1
+
+
+def test_who_lost_its_memory_is_neither_in_sync_nor_eligible(careful: Image) -> None:
+    unclean = replace(registration(2, "next"), is_clean=False)
+    image, _ = run(careful, unclean, next_index=50)
+    assert (first(image).isr, first(image).elr) == ((1, 3), ())
+    image = in_sync(in_sync(careful, 1, 2), 1)
+    image, _ = run(image, unclean, next_index=50)
+    assert (first(image).isr, first(image).elr) == ((1,), ())
+
+
+def test_a_leader_that_lost_its_memory_gives_way_to_who_has_not(careful: Image) -> None:
+    image = in_sync(in_sync(careful, 1, 2), 1)
+    image, _ = status(image, 2, OFFLINE)
+    image, _ = status(image, 1, OFFLINE)
+    unclean = replace(registration(1, "next"), is_clean=False)
+    image, _ = run(image, unclean, next_index=50)
+    assert (first(image).leader, first(image).isr) == (-1, (2,)), "2 has what 1 has lost"
+    image, _ = status(image, 2, ONLINE)
+    assert first(image).leader == 2
+
+
+def test_who_alone_has_any_of_it_leads_with_what_it_has(alone: Image) -> None:
+    image, _ = status(alone, 1, OFFLINE)
+    image, _ = run(image, replace(registration(1, "next"), is_clean=False), next_index=50)
+    assert (first(image).leader, first(image).isr) == (1, (1,))
+
+
+def test_maintenance_leaves_an_offline_broker_offline() -> None:
+    image = Image()
+    for node_id in (1, 2):
+        image, _ = run(image, registration(node_id))
+    image, _ = run(image, SetMaintenance(node_id=2, in_maintenance=True))
+    assert image.brokers[2].status == MAINTENANCE
+    assert [each.node_id for each in image.placeable_brokers] == [1]
+    assert run(image, SetMaintenance(node_id=2, in_maintenance=True))[1].records == ()
+    image, _ = status(image, 2, OFFLINE)
+    image, _ = run(image, SetMaintenance(node_id=2, in_maintenance=False))
+    assert (image.brokers[2].status, image.brokers[2].in_maintenance) == (OFFLINE, False)
+    image, _ = run(image, SetMaintenance(node_id=2, in_maintenance=True))
+    assert (image.brokers[2].status, image.online_ids) == (OFFLINE, {1})
+    image, _ = run(image, registration(2, "again"))
+    assert image.brokers[2].status == MAINTENANCE
+    image, _ = run(image, SetMaintenance(node_id=2, in_maintenance=False))
+    assert image.brokers[2].status == ONLINE
+    error = refused(image, SetMaintenance(node_id=9, in_maintenance=True))
+    assert error.code is ErrorCode.BROKER_ID_NOT_REGISTERED
+
+
+def full(image: Image, node_id: int, *, is_full: bool = True) -> tuple[Image, Decision]:
+    epoch = image.brokers[node_id].epoch
+    return run(image, SetDiskFull(node_id=node_id, broker_epoch=epoch, is_full=is_full))
+
+
+def test_a_full_broker_gives_its_leaders_away_and_nobody_waits_for_it(replicated: Image) -> None:
+    image, _ = full(replicated, 1)
+    partition = first(image)
+    assert (partition.leader, partition.isr, partition.leader_epoch) == (2, (2, 3), 1)
+    assert (image.brokers[1].status, image.brokers[1].is_full) == (MAINTENANCE, True)
+    assert full(image, 1)[1].records == []
+    epochs = {1: image.brokers[1].epoch}
+    with pytest.raises(AssertionError, match="INELIGIBLE_REPLICA"):
+        in_sync(image, 2, 3, 1, epochs=epochs)
+    image, _ = full(image, 1, is_full=False)
+    assert image.brokers[1].status == ONLINE
+    assert first(in_sync(image, 2, 3, 1, epochs=epochs)).isr == (1, 2, 3)
+
+
+def test_a_full_broker_leads_on_what_nobody_else_has_until_somebody_has(alone: Image) -> None:
+    image, _ = full(alone, 1)
+    assert (first(image).leader, first(image).isr) == (1, (1,))
+    image = in_sync(image, 1, 2, epochs={2: image.brokers[2].epoch})
+    image, _ = full(image, 1)
+    assert (first(image).leader, first(image).isr) == (2, (2,))
+
+
+def test_a_full_follower_stays_eligible_where_it_is_missed(careful: Image) -> None:
+    image, _ = full(in_sync(careful, 1, 2), 2)
+    assert (first(image).isr, first(image).elr) == ((1,), (2,))
+
+
+def test_a_full_broker_comes_back_to_what_it_was(three: Image) -> None:
+    image, _ = full(three, 2)
+    image, _ = status(image, 2, OFFLINE)
+    back = unfence(image, 2)
+    assert back is not None
+    image, _ = run(image, back)
+    assert (image.brokers[2].status, image.brokers[2].in_maintenance) == (MAINTENANCE, False)
+    image, _ = run(image, SetMaintenance(node_id=2, in_maintenance=True))
+    image, _ = full(image, 2, is_full=False)
+    assert image.brokers[2].status == MAINTENANCE, "somebody asked for that"
+    image, _ = run(image, SetMaintenance(node_id=2, in_maintenance=False))
+    assert image.brokers[2].status == ONLINE
+    stale = SetDiskFull(node_id=2, broker_epoch=1, is_full=True)
+    assert refused(image, stale).code is ErrorCode.STALE_BROKER_EPOCH

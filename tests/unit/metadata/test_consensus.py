@@ -1,7 +1,9 @@
 """Several metadata runtimes in one loop: agreement, forwarding, catching up."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import errno
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from chronik.metadata.journal import Journal
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.raft.messages import InstallSnapshot, Message
+from chronik.raft.types import Membership
 from chronik.storage.commit import GroupCommit
 from chronik.storage.memory import MemoryDisk
 
@@ -22,7 +25,7 @@ class Group:
     """Three nodes; those in `away` hear and say nothing."""
 
     def __init__(self) -> None:
-        self.disks = {node_id: MemoryDisk() for node_id in EVERYBODY}
+        self.disks = {node_id: FullDisk() for node_id in EVERYBODY}
         self.nodes: dict[int, MetadataRuntime] = {}
         self.journals: dict[int, Journal] = {}
         self.away: set[int] = set()
@@ -42,7 +45,7 @@ class Group:
             directory_id=f"d{node_id}",
             send=lambda message: self.send(message),
             call=self.call,
-            founders=EVERYBODY,
+            founding=Membership(EVERYBODY),
         )
         self.nodes[node_id], self.journals[node_id] = node, journal
         node.start()
@@ -192,5 +195,47 @@ def test_a_restart_of_all_shows_what_was_committed_at_once() -> None:
             assert "t1" in group.start(node_id).image.topics
         await group.leader()
         await group.agree()
+
+    play(work)
+
+
+class FullDisk(MemoryDisk):
+    """A disk that has no room while it is full."""
+
+    is_full = False
+
+    def append(self, path: str, buffers: Sequence[Any]) -> None:
+        self._check_room()
+        super().append(path, buffers)
+
+    def write(self, path: str, data: Any) -> None:
+        self._check_room()
+        super().write(path, data)
+
+    def _check_room(self) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("whose", ["leader", "follower"])
+def test_a_full_disk_stops_nobody_else(whose: str) -> None:
+    async def work(group: Group) -> None:
+        leader = await group.leader()
+        await leader.submit(registration(1))
+        full = leader.node_id if whose == "leader" else next(iter(EVERYBODY - {leader.node_id}))
+        other = next(iter(EVERYBODY - {leader.node_id, full}))
+        disk = group.disks[full]
+        assert isinstance(disk, FullDisk)
+        disk.is_full = True
+        if whose == "leader":
+            with pytest.raises(KafkaError, match="No space left"):
+                await leader.submit(topic(0))
+            leader.consensus.transfer(other)  # As the broker does.
+        await group.nodes[other].submit(topic(1))
+        assert group.nodes[full].failure is None
+        disk.is_full = False
+        await group.nodes[full].submit(topic(2))
+        await group.agree()
+        assert {"t1", "t2"} <= set(group.nodes[full].image.topics)
 
     play(work)

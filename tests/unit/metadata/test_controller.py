@@ -4,7 +4,6 @@ import pytest
 from immutables import Map
 
 from chronik.config.effective import BrokerConfig
-from chronik.metadata import controller
 from chronik.metadata.commands import (
     AllocateProducerIds,
     AlterConfig,
@@ -170,16 +169,7 @@ def test_leaders_are_spread_over_the_brokers(three: Image) -> None:
     assert all(sorted(p.replicas) == [1, 2, 3] for p in image.topics["t"].partitions)
 
 
-def test_only_the_leader_is_in_sync_until_followers_copy(three: Image) -> None:
-    command = CreateTopic(name="t", topic_id=topic_id(5), partition_count=3, replication_factor=3)
-    image, _ = run(three, command)
-    assert all(p.isr == (p.leader,) for p in image.topics["t"].partitions)
-
-
-def test_all_online_replicas_start_in_sync_once_they_copy(
-    three: Image, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controller, "ISR_STARTS_ALONE", False)
+def test_all_online_replicas_start_in_sync(three: Image) -> None:
     command = CreateTopic(name="t", topic_id=topic_id(5), partition_count=1, replication_factor=3)
     image, _ = run(three, command)
     (partition,) = image.topics["t"].partitions

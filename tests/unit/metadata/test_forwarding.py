@@ -51,8 +51,23 @@ COMMANDS: dict[type[Command], st.SearchStrategy[Any]] = {
         broker_epoch=numbers,
         status=st.sampled_from(BrokerStatus),
     ),
+    commands.SetMaintenance: st.builds(
+        commands.SetMaintenance, node_id=numbers, in_maintenance=st.booleans()
+    ),
+    commands.SetDiskFull: st.builds(
+        commands.SetDiskFull, node_id=numbers, broker_epoch=numbers, is_full=st.booleans()
+    ),
     commands.RemoveBroker: st.builds(
         commands.RemoveBroker, node_id=numbers, accepts_loss=st.booleans()
+    ),
+    commands.LeaveInSync: st.builds(
+        commands.LeaveInSync,
+        node_id=numbers,
+        broker_epoch=numbers,
+        partitions=st.lists(st.tuples(ids, numbers), max_size=3).map(tuple),
+    ),
+    commands.ResignLeadership: st.builds(
+        commands.ResignLeadership, node_id=numbers, broker_epoch=numbers
     ),
     AssignPartition: st.builds(
         AssignPartition, topic_id=ids, partition=numbers, replicas=nodes.map(tuple)
@@ -64,12 +79,18 @@ COMMANDS: dict[type[Command], st.SearchStrategy[Any]] = {
         UpdateISR,
         node_id=numbers,
         broker_epoch=numbers,
-        topic_id=ids,
-        partition=numbers,
-        isr=nodes.map(tuple),
-        leader_epoch=numbers,
-        partition_epoch=numbers,
-        broker_epochs=st.dictionaries(numbers, numbers, max_size=3),
+        changes=st.lists(
+            st.builds(
+                commands.InSyncChange,
+                topic_id=ids,
+                partition=numbers,
+                isr=nodes.map(tuple),
+                leader_epoch=numbers,
+                partition_epoch=numbers,
+                broker_epochs=st.dictionaries(numbers, numbers, max_size=3),
+            ),
+            max_size=3,
+        ).map(tuple),
     ),
     CreateTopic: st.builds(
         CreateTopic,
@@ -93,6 +114,36 @@ COMMANDS: dict[type[Command], st.SearchStrategy[Any]] = {
         resource_name=texts,
         changes=settings,
         replace_all=st.booleans(),
+    ),
+    commands.ReassignPartitions: st.builds(
+        commands.ReassignPartitions,
+        reassignments=st.lists(
+            st.builds(
+                commands.Reassignment,
+                topic_id=ids,
+                partition=numbers,
+                replicas=st.none() | nodes.map(tuple),
+            ),
+            max_size=3,
+        ).map(tuple),
+        may_change_factor=st.booleans(),
+    ),
+    commands.ElectLeaders: st.builds(
+        commands.ElectLeaders,
+        partitions=st.none() | st.lists(st.tuples(ids, nodes.map(tuple)), max_size=3).map(tuple),
+    ),
+    commands.ElectUncleanLeaders: st.builds(
+        commands.ElectUncleanLeaders,
+        choices=st.lists(
+            st.builds(
+                commands.UncleanChoice,
+                topic_id=ids,
+                partition=numbers,
+                leader=numbers,
+                leader_epoch=numbers,
+            ),
+            max_size=3,
+        ).map(tuple),
     ),
     AllocateProducerIds: st.builds(AllocateProducerIds, node_id=numbers, broker_epoch=numbers),
 }
@@ -137,8 +188,16 @@ def test_a_response_is_the_same_at_the_other_end(data: st.DataObject) -> None:
             response = data.draw(numbers)
         case AllocateProducerIds():
             response = range(data.draw(numbers), data.draw(numbers))
-        case AssignPartition() | SetPartitionLeader() | UpdateISR():
+        case AssignPartition() | SetPartitionLeader():
             response = data.draw(partitions)
+        case UpdateISR():
+            response = tuple(data.draw(st.lists(numbers, max_size=3)))
+        case commands.ReassignPartitions():
+            outcomes = st.lists(st.tuples(numbers, st.none() | texts), max_size=3)
+            response = tuple(data.draw(outcomes))
+        case commands.ElectLeaders() | commands.ElectUncleanLeaders():
+            elected = st.builds(commands.Elected, ids, numbers, numbers, st.none() | texts)
+            response = tuple(data.draw(st.lists(elected, max_size=3)))
         case _:
             response = None
     assert decode_response(command, encode_response(command, response)) == response

@@ -1,6 +1,7 @@
 """Leaders and in-sync sets are changed by those who know the present ones, or not at all."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,8 @@ from chronik.config.effective import BrokerConfig
 from chronik.metadata.commands import (
     AssignPartition,
     Command,
+    InSyncChange,
+    LeaveInSync,
     SetPartitionLeader,
     UpdateISR,
 )
@@ -48,9 +51,7 @@ def image() -> Image:
     return Image().apply([*brokers, TopicRecord(name="t", topic_id=TOPIC_ID), partition])
 
 
-UPDATE = UpdateISR(
-    node_id=1,
-    broker_epoch=10,
+CHANGE = InSyncChange(
     topic_id=TOPIC_ID,
     partition=0,
     isr=(3, 2, 1),
@@ -58,6 +59,7 @@ UPDATE = UpdateISR(
     partition_epoch=8,
     broker_epochs={3: 30},
 )
+UPDATE = UpdateISR(node_id=1, broker_epoch=10, changes=(CHANGE,))
 LEADER = SetPartitionLeader(topic_id=TOPIC_ID, partition=0, leader=2, leader_epoch=5)
 ASSIGN = AssignPartition(topic_id=TOPIC_ID, partition=0, replicas=(2, 5))
 
@@ -65,6 +67,10 @@ ASSIGN = AssignPartition(topic_id=TOPIC_ID, partition=0, replicas=(2, 5))
 def run(image: Image, command: Command) -> tuple[PartitionRecord, Decision]:
     decision = decide(image, command, CONFIG, next_index=100)
     return image.apply(decision.records).topics["t"].partitions[0], decision
+
+
+def update(**changes: Any) -> UpdateISR:
+    return replace(UPDATE, changes=(replace(CHANGE, **changes),))
 
 
 def refused(image: Image, command: Command) -> ErrorCode:
@@ -75,33 +81,38 @@ def refused(image: Image, command: Command) -> ErrorCode:
 
 def test_a_replica_that_caught_up_is_added(image: Image) -> None:
     partition, decision = run(image, UPDATE)
-    assert partition == decision.response
+    assert decision.response == (ErrorCode.NONE,)
     assert partition.isr == (1, 2, 3)
     assert (partition.leader_epoch, partition.partition_epoch) == (5, 9)
 
 
 def test_a_replica_that_lags_is_taken_out(image: Image) -> None:
-    partition, _ = run(image, replace(UPDATE, isr=(1,), broker_epochs={}))
+    partition, _ = run(image, update(isr=(1,), broker_epochs={}))
     assert (partition.isr, partition.partition_epoch) == ((1,), 9)
 
 
+def test_only_the_present_process_of_the_leader_says_who_is_in_sync(image: Image) -> None:
+    assert refused(image, replace(UPDATE, broker_epoch=9)) is ErrorCode.STALE_BROKER_EPOCH
+    _, decision = run(image, replace(UPDATE, node_id=2, broker_epoch=20))
+    assert decision.response == (ErrorCode.INVALID_REQUEST,)
+
+
 def test_the_same_set_again_changes_nothing(image: Image) -> None:
-    partition, decision = run(image, replace(UPDATE, isr=(2, 1)))
-    assert decision.records == ()
-    assert decision.response == partition
+    partition, decision = run(image, update(isr=(2, 1)))
+    assert not decision.records
+    assert decision.response == (ErrorCode.NONE,)
+    assert partition == image.topics["t"].partitions[0]
 
 
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"broker_epoch": 9}, ErrorCode.STALE_BROKER_EPOCH),
         ({"topic_id": id_text(bytes(16))}, ErrorCode.UNKNOWN_TOPIC_ID),
         ({"partition": 1}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         ({"leader_epoch": 4}, ErrorCode.FENCED_LEADER_EPOCH),
         ({"leader_epoch": 6}, ErrorCode.NOT_CONTROLLER),
         ({"partition_epoch": 7}, ErrorCode.INVALID_UPDATE_VERSION),
         ({"partition_epoch": 9}, ErrorCode.NOT_CONTROLLER),
-        ({"node_id": 2, "broker_epoch": 20}, ErrorCode.INVALID_REQUEST),
         ({"isr": ()}, ErrorCode.INVALID_REQUEST),
         ({"isr": (2, 3)}, ErrorCode.INVALID_REQUEST),
         ({"isr": (1, 1)}, ErrorCode.INVALID_REQUEST),
@@ -114,7 +125,11 @@ def test_the_same_set_again_changes_nothing(image: Image) -> None:
 def test_an_in_sync_set_that_cannot_be_is_refused(
     image: Image, change: dict[str, object], code: ErrorCode
 ) -> None:
-    assert refused(image, replace(UPDATE, **change)) is code  # type: ignore[arg-type]
+    other = update(partition_epoch=8, isr=(1,), broker_epochs={})
+    both = replace(UPDATE, changes=(*update(**change).changes, *other.changes))
+    partition, decision = run(image, both)
+    assert decision.response == (code, ErrorCode.NONE), "each by itself"
+    assert partition.isr == (1,)
 
 
 def test_an_in_sync_replica_may_take_the_lead(image: Image) -> None:
@@ -156,7 +171,8 @@ def test_a_new_assignment_keeps_what_is_in_sync(image: Image) -> None:
 
 def test_the_leader_stays_if_it_may(image: Image) -> None:
     partition, _ = run(image, replace(ASSIGN, replicas=(5, 2, 1)))
-    assert (partition.leader, partition.isr, partition.leader_epoch) == (1, (2, 1), 5)
+    # In a new epoch all the same: replica 3 is none any more, and must not be taken for one.
+    assert (partition.leader, partition.isr, partition.leader_epoch) == (1, (2, 1), 6)
 
 
 @pytest.mark.parametrize(
@@ -174,3 +190,27 @@ def test_an_assignment_that_cannot_be_is_refused(
     image: Image, change: dict[str, object], code: ErrorCode
 ) -> None:
     assert refused(image, replace(ASSIGN, **change)) is code  # type: ignore[arg-type]
+
+
+# A damaged replica.
+
+
+def test_a_damaged_replica_stops_counting(image: Image) -> None:
+    leave = LeaveInSync(node_id=2, broker_epoch=20, partitions=((TOPIC_ID, 0),))
+    partition, _ = run(image, leave)
+    assert (partition.leader, partition.isr, partition.leader_epoch) == (1, (1,), 6)
+
+
+def test_a_damaged_leader_gives_way(image: Image) -> None:
+    leave = LeaveInSync(node_id=1, broker_epoch=10, partitions=((TOPIC_ID, 0),))
+    partition, _ = run(image, leave)
+    assert (partition.leader, partition.isr, partition.leader_epoch) == (2, (2,), 6)
+    again, decision = run(image.apply([partition]), leave)
+    assert not decision.records
+    assert again == partition
+
+
+def test_the_only_replica_with_data_stays_damaged_or_not(image: Image) -> None:
+    image = image.apply(run(image, update(isr=(1,), broker_epochs={}))[1].records)
+    leave = LeaveInSync(node_id=1, broker_epoch=10, partitions=((TOPIC_ID, 0),))
+    assert not run(image, leave)[1].records

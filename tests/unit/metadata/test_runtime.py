@@ -11,6 +11,7 @@ from chronik.metadata.image import id_text
 from chronik.metadata.journal import Journal, UnusableMetadata
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.raft.messages import AppendEntries
 from chronik.raft.types import Entry, EntryKind, HardState
 from chronik.storage.commit import GroupCommit
 from chronik.storage.memory import MemoryDisk
@@ -82,6 +83,37 @@ def test_a_reply_comes_after_the_image_shows_the_change() -> None:
         await reply
         assert seen == [False]
         assert "t1" in metadata.image.topics
+
+    on_disk(work)
+
+
+def test_who_was_told_of_a_topic_elsewhere_waits_for_it_but_not_for_ever() -> None:
+    async def work(disk: MemoryDisk) -> None:
+        metadata = runtime(disk)
+        await register(metadata)
+        told = asyncio.create_task(metadata.until(lambda: "t1" in metadata.image.topics, 10))
+        await asyncio.sleep(0)
+        assert not told.done()
+        await metadata.submit(topic(1))
+        await told
+        await metadata.until(lambda: "never" in metadata.image.topics, 0.001)
+        assert metadata._waiters == []
+
+    on_disk(work)
+
+
+def test_what_is_decided_in_one_turn_is_saved_in_one_round() -> None:
+    async def work(disk: MemoryDisk) -> None:
+        metadata = runtime(disk)
+        await register(metadata)
+        pumps: list[int] = []
+        pump = metadata.consensus.pump
+        metadata.consensus.pump = lambda: (pumps.append(metadata.last_index), pump())[1]  # type: ignore[method-assign]
+        replies = [metadata.submit(topic(number)) for number in range(5)]
+        await asyncio.sleep(0)
+        assert pumps == [metadata.last_index]
+        await asyncio.gather(*replies)
+        assert len(metadata.image.topics) == 5
 
     on_disk(work)
 
@@ -208,5 +240,45 @@ def test_producer_id_blocks_are_logged_before_they_are_given() -> None:
         first.close()
         second = runtime(disk)
         assert second.image.next_producer_id == block.stop
+
+    on_disk(work)
+
+
+def test_what_is_not_committed_yet_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(disk: MemoryDisk) -> None:
+        metadata = runtime(disk)
+        await register(metadata)
+        monkeypatch.setattr(limits, "UNCOMMITTED_BYTES_MAX", 1_000)
+        replies = [metadata.submit(topic(number)) for number in range(20)]
+        outcomes = await asyncio.gather(*replies, return_exceptions=True)
+        refused = [each for each in outcomes if isinstance(each, KafkaError)]
+        assert 0 < len(refused) < 20
+        assert {each.code for each in refused} == {ErrorCode.NOT_CONTROLLER}
+        assert len(metadata.image.topics) == 20 - len(refused)
+        await metadata.submit(topic(30))  # There is room again.
+
+    on_disk(work)
+
+
+def test_a_broken_promise_of_raft_stops_the_node() -> None:
+    async def work(disk: MemoryDisk) -> None:
+        told: list[BaseException] = []
+        commit = GroupCommit(disk, lambda log: metadata.on_durable(), lambda log, error: None)
+        metadata = MetadataRuntime(
+            Journal(disk, DIRECTORY, lambda: 1), commit, 1, disk, on_broken=told.append
+        )
+        metadata.start()
+        await register(metadata)
+        node = metadata.consensus.node
+        stranger = AppendEntries(
+            term=node.term, sender=2, recipient=1, previous_index=0, previous_term=0
+        )
+        metadata.consensus.step(stranger)
+        (error,) = told
+        assert str(error).startswith("two leaders in one term")
+        with pytest.raises(KafkaError, match="two leaders in one term"):
+            await metadata.submit(topic(1))
+        metadata.consensus.step(stranger)
+        assert len(told) == 1
 
     on_disk(work)

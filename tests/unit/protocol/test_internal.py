@@ -28,6 +28,7 @@ from chronik.protocol.internal import (
     encode_frame,
 )
 from chronik.protocol.internal_handshake import (
+    NONCE_SIZE,
     ConnectingHandshake,
     HandshakeRefused,
     ReachedHandshake,
@@ -386,3 +387,20 @@ def test_this_machine_needs_no_secret(host: str) -> None:
 @pytest.mark.parametrize("host", ["10.0.0.1", "::", "0.0.0.0", "fe80::1%eth0", "", "a.example"])
 def test_any_other_machine_needs_a_secret(host: str) -> None:
     assert "without a cluster secret" in str(without_secret(host))
+
+
+def test_nodes_without_an_id_yet_are_not_taken_for_one() -> None:
+    one, other = (Identity("", -1, f"d{number}", f"i{number}") for number in (1, 2))
+    assert mismatch(one, other) is None
+    assert "two nodes have the id 0" in str(
+        mismatch(Identity("", 0, "d1", "i1"), Identity("c", 0, "d2", "i2"))
+    )
+
+
+def test_who_connects_may_say_where_it_is() -> None:
+    handshake = ConnectingHandshake(
+        Identity("c", 1, "d", "i"), "raft", b"s", bytes(NONCE_SIZE), ("node-1", 9192)
+    )
+    hello = decode_message(handshake.opening[FRAME_HEADER.size :])
+    assert isinstance(hello, Hello)
+    assert (hello.host, hello.port) == ("node-1", 9192)

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from chronik.config.effective import BrokerConfig
+from chronik.metadata.records import PartitionRecord
 from chronik.protocol.batch import read_header, split
 from chronik.protocol.control import EndTxnMarker, read_marker
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.records import Record, build_batch
 from chronik.replication.partition import Appended, Partition
 from chronik.replication.producers import Producers
+from chronik.replication.room import Room
 from chronik.replication.topic_config import topic_config
 from chronik.storage.log import Log
 from chronik.storage.memory import MemoryDisk
@@ -39,11 +41,15 @@ class Told:
 
 def opened(durability: str = "replicated", **overrides: str) -> Partition:
     config = topic_config({k.replace("_", "."): v for k, v in overrides.items()}, BROKER)
-    fields: Any = {"commit": Commit(), "durability": durability}
+    fields: Any = {"commit": Commit(), "durability": durability, "room": Room()}
     log = Log(MemoryDisk(), "/data/topics/t.id/0", config.log)
-    partition = Partition(
-        name="t", topic_id=b"", index=0, leader_epoch=4, log=log, config=config, **fields
+    record = PartitionRecord(
+        topic_id="", partition=0, replicas=(1,), isr=(1,), leader=1, leader_epoch=4
     )
+    partition = Partition(
+        name="t", topic_id=b"", node_id=1, record=record, log=log, config=config, **fields
+    )
+    partition.lead(record, now_ms=0)
     partition.loaded()
     return partition
 
@@ -62,9 +68,7 @@ def batch(sequence: int, *, producer_id: int = 1, epoch: int = 0, **fields: Any)
 
 
 def put(partition: Partition, data: bytes, *, verify: bool = False, **fields: Any) -> Appended:
-    return partition.append(
-        data, version=11, acks=-1, isr_count=1, now_ms=1_000, verify=verify, **fields
-    )
+    return partition.append(data, version=11, acks=-1, now_ms=1_000, verify=verify, **fields)
 
 
 def end(partition: Partition, *, producer_id: int = 1, commit: bool = True) -> Appended:
@@ -145,13 +149,13 @@ def test_a_marker_for_an_unknown_producer_ends_nothing(partition: Partition) -> 
 
 def test_only_a_verified_batch_opens_a_transaction(partition: Partition) -> None:
     assert code_of(partition, batch(0), verify=True) == ErrorCode.INVALID_TXN_STATE
-    assert partition.needs_verification(1, 0)
-    guard = partition.begin_verification(1, 0)
+    assert partition.producers.needs_verification(1, 0)
+    guard = partition.producers.begin_verification(1, 0)
     put(partition, batch(0), guard=guard, verify=True)
-    assert not partition.needs_verification(1, 0)
+    assert not partition.producers.needs_verification(1, 0)
     put(partition, batch(1), verify=True)
     end(partition)
-    late = partition.begin_verification(1, 0)
+    late = partition.producers.begin_verification(1, 0)
     end(partition)
     assert code_of(partition, batch(2), guard=late, verify=True) == ErrorCode.INVALID_TXN_STATE
     assert partition.last_stable_offset == partition.high_watermark
@@ -189,11 +193,11 @@ def test_internal_batches_can_be_verified_too(partition: Partition) -> None:
     with pytest.raises(KafkaError) as caught:
         partition.check_internal(5, 1, None, verify=True)
     assert caught.value.code == ErrorCode.INVALID_TXN_STATE
-    guard = partition.begin_verification(5, 1, supports_epoch_bump=True)
+    guard = partition.producers.begin_verification(5, 1, supports_epoch_bump=True)
     partition.check_internal(5, 1, guard, verify=True)
     partition.append_internal(data, 1_000)
     partition.check_internal(5, 1, None, verify=True)
-    late = partition.begin_verification(5, 2)
+    late = partition.producers.begin_verification(5, 2)
     partition.append_marker(5, 2, False, 0, 1_000)
     with pytest.raises(KafkaError) as caught:
         partition.check_internal(5, 2, late, verify=True)

@@ -9,6 +9,7 @@ import pytest
 from batches import append, fill, make_batch, read_all, reopened
 from crash_disk import Crash, CrashDisk, Ignore, nothing_ignored
 
+from chronik.protocol.schema import Buffer
 from chronik.storage.commit import GroupCommit
 from chronik.storage.disk import FileDisk
 from chronik.storage.errors import LogFailed, StorageError
@@ -284,3 +285,32 @@ def test_without_one_kind_of_fsync_it_does_not(ignore: Ignore) -> None:
         except (AssertionError, StorageError):
             return
     pytest.fail("nobody noticed")
+
+
+class NoRoomForCheckpoints(MemoryDisk):
+    is_full = True
+
+    def write_durably(self, path: str, data: Buffer) -> None:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        super().write_durably(path, data)
+
+
+def test_a_checkpoint_without_room_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chronik.storage.commit.RETRY_S", 0.001)
+    disk = NoRoomForCheckpoints()
+    log = Log(disk, "/data/t/0", CONFIG)
+
+    async def main() -> None:
+        commit = GroupCommit(disk, lambda log: None, unexpected)
+        while len(log.segments) < 2:
+            append(log, make_batch(log.end_offset))
+        commit.add(log)
+        await commit.drain()
+        assert log.durable_offset < log.end_offset
+        disk.is_full = False
+        while log.durable_offset < log.end_offset:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert log.failed is None
+
+    asyncio.run(asyncio.wait_for(main(), 10))

@@ -174,6 +174,22 @@ def test_a_leader_epoch_that_goes_back_is_refused() -> None:
         reopened(disk, DIRECTORY, ONE)
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_checkpoint_between_an_append_and_its_sync_is_no_corruption(lost: int) -> None:
+    disk = MemoryDisk()
+    log = Log(disk, DIRECTORY, ONE)
+    append(log, make_batch(0, epoch=4))
+    log.sync()
+    made = [make_batch(1, epoch=4), make_batch(2, epoch=5)]
+    for batch in made:
+        append(log, batch)
+    log.write_checkpoint()
+    disk.truncate(log.segments[0].path, disk.size(log.segments[0].path) - lost * len(made[-1]))
+    found = reopened(disk, DIRECTORY, ONE)
+    assert found.end_offset == 3 - lost
+    assert found.leader_epochs == [(4, 0), (5, 2)][: 2 - lost]
+
+
 def test_recovery_verifies_only_above_the_recovery_point() -> None:
     """The data below costs no reading at a restart; it is verified when it is read."""
     files, _ = stored(MANY, closed=True)

@@ -208,7 +208,7 @@ class _Waiter:
     def acknowledged(self, partition: Partition) -> None:
         self._reply.resolve(ErrorCode.NONE)
 
-    def failed(self, partition: Partition) -> None:
+    def failed(self, partition: Partition, error: KafkaError) -> None:
         is_gone = partition.failure is None
         self._reply.resolve(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_gone else ErrorCode.KAFKA_STORAGE_ERROR

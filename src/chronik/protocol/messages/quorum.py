@@ -1,4 +1,4 @@
-"""The quorum: DescribeQuorum and UnregisterBroker.
+"""The quorum: DescribeQuorum, UnregisterBroker, and our own ChangeCluster.
 
 To Kafka the metadata log is partition 0 of a topic; a Raft term is its leader epoch and the commit
 index its high watermark. What Kafka has no field for are tagged fields of numbers that Kafka will
@@ -24,6 +24,14 @@ from chronik.protocol.schema import (
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 OWN_TAG_FIRST: Final = 10_000  # Kafka counts its tags from 0, one by one.
+NO_NODE: Final = -1
+
+# What ChangeCluster can be asked for.
+REMOVE_NODE: Final = "remove-node"
+REPLACE_NODE: Final = "replace-node"
+TRANSFER_LEADERSHIP: Final = "transfer-leadership"
+MAINTENANCE_ON: Final = "maintenance-on"
+MAINTENANCE_OFF: Final = "maintenance-off"
 
 
 class DescribeQuorumRequestPartition(Message):
@@ -95,6 +103,30 @@ class DescribeQuorumNode(Message):
     node_id: int32
     listeners: Sequence[DescribeQuorumListener]
     status: Annotated[string, tagged(OWN_TAG_FIRST, since=0)] = ""
+    leader_count: Annotated[int32, tagged(OWN_TAG_FIRST + 1, since=0)] = 0
+    replica_count: Annotated[int32, tagged(OWN_TAG_FIRST + 2, since=0)] = 0
+
+
+class FollowerLag(Message):
+    """How far a follower is behind the node that answers, over all partitions led there."""
+
+    node_id: int32
+    partition_count: int32
+    lagging_count: int32
+    records_max: int64
+    records_total: int64
+
+
+class PartitionCounts(Message):
+    """How all partitions of the cluster are doing, as the image of the node that answers says."""
+
+    partition_count: int32
+    under_replicated_count: int32
+    under_min_isr_count: int32
+    offline_count: int32
+    moving_count: int32
+    not_preferred_count: int32
+    topics_below_factor: Sequence[string]
 
 
 class DescribeQuorumResponse(Message):
@@ -104,6 +136,9 @@ class DescribeQuorumResponse(Message):
     error_message: Annotated[string | None, since(2)] = None
     topics: Sequence[DescribeQuorumTopic]
     nodes: Annotated[Sequence[DescribeQuorumNode], since(2)] = ()
+    # One, or none if nobody asked for the node's own view.
+    counts: Annotated[Sequence[PartitionCounts], tagged(OWN_TAG_FIRST, since=0)] = ()
+    follower_lags: Annotated[Sequence[FollowerLag], tagged(OWN_TAG_FIRST + 1, since=0)] = ()
 
 
 class UnregisterBrokerRequest(Message):
@@ -118,3 +153,23 @@ class UnregisterBrokerResponse(Message):
     throttle_time_ms: int32 = 0
     error_code: int16
     error_message: string | None = None
+
+
+class ChangeClusterRequest(Message):
+    """Asks for a change of the nodes: to remove, replace or drain one, or to have another lead.
+
+    Without `accepts_loss`, a node that alone has the data of some partition is not removed.
+    """
+
+    change: string
+    node_id: int32 = NO_NODE
+    accepts_loss: boolean = False
+
+
+class ChangeClusterResponse(Message):
+    """Whether it is done and committed, and which node it was about."""
+
+    throttle_time_ms: int32 = 0
+    error_code: int16
+    error_message: string | None = None
+    node_id: int32 = NO_NODE

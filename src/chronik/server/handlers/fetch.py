@@ -6,7 +6,9 @@ Behaviour
     A full fetch answers every partition it named, an incremental one those with news.
     `min_bytes` waits for appends, at most `max_wait_ms`: an append wakes it, not a poll.
     The first partition with data gives at least one whole batch, whatever the limits.
-    An offset below the log start or above the high watermark is OFFSET_OUT_OF_RANGE.
+    An offset below the log start or above the log's end is OFFSET_OUT_OF_RANGE.
+    A client that names its rack (v11+) is sent to an in-sync replica there, if there is one, and
+    may read from it up to the high watermark that the follower knows.
     read_committed (v4+) reads up to the last stable offset and is told of the aborted transactions
     among what it gets; read_uncommitted gets null there, as from Kafka.
     zstd is UNSUPPORTED_COMPRESSION_TYPE in a message set, and below v10 if the topic itself
@@ -16,9 +18,10 @@ Behaviour
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
+from chronik.metadata.image import Topic
 from chronik.protocol import codecs, legacy
 from chronik.protocol.batch import split
 from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
@@ -30,15 +33,19 @@ from chronik.protocol.messages.fetch import (
     FetchResponse,
     PartitionData,
 )
+from chronik.protocol.messages.produce import NodeEndpoint
 from chronik.protocol.schema import Buffer
+from chronik.replication.leader_epochs import check_leader_epoch, end_offset_for_epoch
 from chronik.replication.partition import Partition
 from chronik.server.context import Context
+from chronik.server.current_leader import current_leader, endpoints
 from chronik.server.fetch_sessions import FetchSession, Interest, Key, Position
 
 BY_ID_VERSION = 13
 MESSAGE_SET_VERSION = 3  # up to here clients read only message sets
 MAGIC_1_VERSION = 2
 ZSTD_VERSION = 10
+FOLLOWER_VERSION = 11  # from here on a client may read from a follower (KIP-392)
 REQUEST_LIMIT_VERSION = 3  # from here on a request limits the whole response
 COLD_AT_ONCE = 32  # partitions loaded or read from the device at the same time for one request
 
@@ -94,7 +101,7 @@ class _Reader:
             try:
                 data = self._read_partition(position, left)
             except KafkaError as error:
-                data = _error(key[1], error)
+                data = self._error(key, error)
                 self.has_error = True
             except _Blocked as blocked:
                 self._blocked.append(blocked)
@@ -109,7 +116,11 @@ class _Reader:
         if not partition.is_loaded and partition.failure is None:
             raise _Blocked(position, partition, None)
         position.found(partition, self._interest)
-        partition.check_leader_epoch(position.leader_epoch)
+        check_leader_epoch(partition, position.leader_epoch)
+        nearest = self._nearest(partition, position)
+        if nearest is not None:
+            self.has_error = True  # Answer at once: it shall go on there.
+            return self._data(partition, position, b"", nearest=nearest)
         diverging = self._diverging_epoch(partition, position)
         if diverging is not None:
             self.has_error = True  # Answer at once: nothing that is appended changes it.
@@ -125,6 +136,7 @@ class _Reader:
         position: Position,
         records: Buffer,
         diverging_epoch: EpochEndOffset | None = None,
+        nearest: int = -1,
     ) -> PartitionData:
         aborted = None
         if self._interest.committed:
@@ -141,26 +153,55 @@ class _Reader:
             log_start_offset=partition.log.log_start_offset,
             diverging_epoch=diverging_epoch or _NO_DIVERGENCE,
             aborted_transactions=aborted,
+            preferred_read_replica=nearest,
             records=records,
         )
 
-    def _resolve(self, key: Key) -> Partition:
-        name, index = key
+    def _topic(self, key: Key) -> Topic | None:
         image = self._context.image
-        if isinstance(name, bytes):
-            topic = image.topic_by_id(name)
-            if topic is None:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
-        else:
-            topic = image.topics.get(name)
-        return self._context.node.replicas.find(topic, index)
+        return image.topic_by_id(key[0]) if isinstance(key[0], bytes) else image.topics.get(key[0])
+
+    def _resolve(self, key: Key) -> Partition:
+        topic = self._topic(key)
+        if topic is None and isinstance(key[0], bytes):
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+        replicas = self._context.node.replicas
+        if self._context.version >= FOLLOWER_VERSION:
+            return replicas.find_readable(topic, key[1])
+        return replicas.find(topic, key[1])
+
+    def _error(self, key: Key, error: KafkaError) -> PartitionData:
+        return PartitionData(
+            partition_index=key[1],
+            error_code=error.code,
+            high_watermark=-1,
+            records=b"",
+            current_leader=current_leader(self._topic(key), key[1], error.code),
+        )
+
+    def _nearest(self, partition: Partition, position: Position) -> int | None:
+        """Another replica in the client's rack that has what it asks for (KIP-392)."""
+        rack = self._request.rack_id
+        in_sync = partition.in_sync
+        if not rack or in_sync is None or not in_sync.followers:
+            return None
+        brokers = self._context.image.brokers
+        if brokers[self._context.node.node_id].rack == rack:
+            return None
+        for node_id in in_sync.isr:
+            broker, follower = brokers.get(node_id), in_sync.followers.get(node_id)
+            if broker is None or broker.rack != rack or follower is None:
+                continue
+            if follower.end_offset >= position.fetch_offset:
+                return node_id
+        return None
 
     def _diverging_epoch(self, partition: Partition, position: Position) -> EpochEndOffset | None:
         """Where a follower's log and ours part, if its last epoch says so (KIP-595)."""
         asked = position.last_fetched_epoch
         if asked < 0:
             return None
-        epoch, end_offset = partition.end_offset_for_epoch(asked)
+        epoch, end_offset = end_offset_for_epoch(partition, asked)
         if epoch < 0:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
         if epoch == asked and end_offset >= position.fetch_offset:
@@ -267,7 +308,13 @@ class _Reader:
             elif position.fetch_offset >= self._end_offset(data):
                 self._interest.ready.pop(key, None)  # Nothing is left that it was not told.
         session_id = self._interest.id if isinstance(self._interest, FetchSession) else 0
-        return FetchResponse(session_id=session_id, responses=_grouped(chosen))
+        found_at: Sequence[NodeEndpoint] = ()
+        if self.has_error:
+            leaders = [data.current_leader for data in chosen.values()]
+            found_at = endpoints(self._context.image, leaders)
+        return FetchResponse(
+            session_id=session_id, responses=_grouped(chosen), node_endpoints=found_at
+        )
 
     def _end_offset(self, data: PartitionData) -> int:
         return data.last_stable_offset if self._interest.committed else data.high_watermark
@@ -341,12 +388,6 @@ def _size(data: PartitionData) -> int:
 
 
 _NO_DIVERGENCE = EpochEndOffset()
-
-
-def _error(index: int, error: KafkaError) -> PartitionData:
-    return PartitionData(
-        partition_index=index, error_code=error.code, high_watermark=-1, records=b""
-    )
 
 
 def _grouped(results: dict[Key, PartitionData]) -> list[FetchableTopicResponse]:

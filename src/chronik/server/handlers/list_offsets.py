@@ -8,6 +8,8 @@ Behaviour
     earliest), -5 the latest tiered offset (v9+: none, so -1); any other number is a timestamp and
     finds the first record at or after it, exactly. What it finds lies below what -1 answers.
     v0 answers a list of offsets.
+    Until a new leader's high watermark has reached the start of its epoch, the end is
+    OFFSET_NOT_AVAILABLE (LEADER_NOT_AVAILABLE below v5).
     OffsetForLeaderEpoch answers the end of the largest epoch that is not above the asked one.
 """
 
@@ -31,6 +33,7 @@ from chronik.protocol.messages.offset_for_leader_epoch import (
 )
 from chronik.protocol.records import iter_records
 from chronik.protocol.schema import Buffer
+from chronik.replication.leader_epochs import check_leader_epoch, end_offset_for_epoch, last_epoch
 from chronik.replication.partition import Partition
 from chronik.server.context import Context
 from chronik.server.fetch_sessions import READ_COMMITTED
@@ -38,6 +41,7 @@ from chronik.storage.errors import StorageError
 from chronik.storage.log import Log
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+OFFSET_NOT_AVAILABLE_VERSION = 5
 SEARCH_BYTES = 1024 * 1024  # read at once when the search must go on
 # Since which version a negative timestamp has its meaning.
 _SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
@@ -69,7 +73,7 @@ async def _list_offset(
 ) -> ListOffsetsPartitionResponse:
     try:
         partition = await loaded_partition(context, topic.name, asked.partition_index)
-        partition.check_leader_epoch(asked.current_leader_epoch)
+        check_leader_epoch(partition, asked.current_leader_epoch)
         timestamp, offset, epoch = await _find(context, request, partition, asked.timestamp)
     except KafkaError as error:
         return ListOffsetsPartitionResponse(
@@ -107,8 +111,9 @@ async def _find(
     committed = request.isolation_level == READ_COMMITTED
     match timestamp:
         case -1:
+            _check_settled(context, partition)
             end = partition.last_stable_offset if committed else partition.high_watermark
-            return NO_TIMESTAMP, end, partition.last_epoch
+            return NO_TIMESTAMP, end, last_epoch(partition)
         case -2 | -4:
             epoch = epochs[0][0] if epochs else NO_LEADER_EPOCH
             return NO_TIMESTAMP, partition.log.log_start_offset, epoch
@@ -139,7 +144,22 @@ async def _search(
     except (StorageError, ProtocolError, OSError) as error:
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
     end = partition.last_stable_offset if committed else partition.high_watermark
-    return found if found[1] < end else NOT_FOUND
+    if found[1] >= end:
+        _check_settled(context, partition)
+        return NOT_FOUND
+    return found
+
+
+def _check_settled(context: Context, partition: Partition) -> None:
+    """Raise while a new leader does not know yet how much of its log is committed (KIP-207).
+
+    It might be less than what the leader before has told somebody.
+    """
+    if partition.high_watermark < partition.epoch_start_offset:
+        is_known = context.version >= OFFSET_NOT_AVAILABLE_VERSION
+        raise KafkaError(
+            ErrorCode.OFFSET_NOT_AVAILABLE if is_known else ErrorCode.LEADER_NOT_AVAILABLE
+        )
 
 
 def _first_at(log: Log, data: Buffer, timestamp: int) -> Found:
@@ -182,10 +202,10 @@ async def _epoch_end(
 ) -> EpochEndOffset:
     try:
         partition = await loaded_partition(context, name, asked.partition)
-        partition.check_leader_epoch(asked.current_leader_epoch)
+        check_leader_epoch(partition, asked.current_leader_epoch)
     except KafkaError as error:
         return EpochEndOffset(error_code=error.code, partition=asked.partition)
-    epoch, end_offset = partition.end_offset_for_epoch(asked.leader_epoch)
+    epoch, end_offset = end_offset_for_epoch(partition, asked.leader_epoch)
     return EpochEndOffset(
         error_code=ErrorCode.NONE,
         partition=asked.partition,

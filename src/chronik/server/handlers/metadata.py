@@ -5,7 +5,8 @@ Versions: Metadata 0-13, DescribeCluster 0-2, DescribeTopicPartitions 0.
 Behaviour
     All topics are asked for by null, in Metadata v0 by an empty list.
     A missing topic is created where the setting and the request allow it (v0-3 always allow);
-    the answer waits for the creation, so that the client need not ask again.
+    the answer waits for the creation, so that the client need not ask again. If nobody decides
+    for a while, the topic has LEADER_NOT_AVAILABLE, which every client asks again for.
     From v10 on topics may be named by id; an unknown id is UNKNOWN_TOPIC_ID.
     DescribeTopicPartitions pages by name and partition.
 """
@@ -45,6 +46,9 @@ from chronik.server.encoded_topics import described_topic, leader_error
 from chronik.server.operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
 
 BROKER_ENDPOINTS = 1
+# How long an answer waits for topics to be created: an election and a half. The rest of what was
+# asked must not wait for ever, and a topic that comes later is found by the next request.
+CREATION_S = 2.0
 
 
 def metadata(
@@ -90,17 +94,28 @@ async def _create_then_answer(
     context: Context, request: MetadataRequest, names: list[str]
 ) -> MetadataResponse:
     replies = [
-        context.node.metadata.submit(CreateTopic(name=name, topic_id=id_text(uuid.uuid4().bytes)))
+        context.node.metadata.submit(
+            CreateTopic(name=name, topic_id=id_text(uuid.uuid4().bytes)), CREATION_S
+        )
         for name in names
     ]
-    outcomes = await asyncio.gather(*replies, return_exceptions=True)
-    errors: dict[str, ErrorCode] = {}
-    for name, outcome in zip(names, outcomes, strict=True):
-        if isinstance(outcome, KafkaError):
-            errors[name] = outcome.code
-        elif isinstance(outcome, BaseException):
-            raise outcome
+    await asyncio.wait(replies, timeout=CREATION_S)
+    errors = {name: _outcome(reply) for name, reply in zip(names, replies, strict=True)}
     return _answer(context, request, _asked_topics(context, request, errors))
+
+
+def _outcome(reply: "asyncio.Future[Any]") -> ErrorCode:
+    """What became of a creation, as a client understands it in this place."""
+    if not reply.done():
+        reply.add_done_callback(lambda late: late.cancelled() or late.exception())
+        return ErrorCode.LEADER_NOT_AVAILABLE
+    error = reply.exception()
+    if error is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION  # It was there, and is gone again.
+    if not isinstance(error, KafkaError):
+        raise error
+    is_unsure = error.code in (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
+    return ErrorCode.LEADER_NOT_AVAILABLE if is_unsure else error.code
 
 
 def _topic_operations(request: MetadataRequest) -> int:
@@ -184,15 +199,21 @@ def describe_cluster(context: Context, request: DescribeClusterRequest) -> Descr
             cluster_id="",
             brokers=(),
         )
+    image = context.image
     return DescribeClusterResponse(
         error_code=ErrorCode.NONE,
         cluster_id=context.node.cluster_id,
         controller_id=context.node.metadata.controller_id,
         brokers=[
             DescribeClusterBroker(
-                broker_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack
+                broker_id=broker.node_id,
+                host=broker.host,
+                port=broker.port,
+                rack=broker.rack,
+                is_fenced=node_id not in image.online_ids,
             )
-            for broker in context.image.online_brokers
+            for node_id, broker in sorted(image.brokers.items())
+            if request.include_fenced_brokers or node_id in image.online_ids
         ],
         cluster_authorized_operations=(
             CLUSTER_OPERATIONS

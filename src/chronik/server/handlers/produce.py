@@ -7,6 +7,7 @@ Behaviour
     answered once the high watermark has passed the append; other values are
     INVALID_REQUIRED_ACKS.
     Appends run at once and in order; the wait for acks holds up nobody.
+    What an idempotent producer sent behind a batch that was refused for a while is refused alike.
     A failed partition has base offset, append time and log start offset -1.
     A batch that opens a transaction waits until its coordinator knows the partition to be in it;
     from version 12 on that is where the partition is added (KIP-890).
@@ -35,12 +36,14 @@ from chronik.replication.admission import InvalidRecords
 from chronik.replication.partition import Appended, Partition
 from chronik.server import transactions
 from chronik.server.connection import CloseConnection
-from chronik.server.context import Context
+from chronik.server.context import Context, Node
+from chronik.server.current_leader import NOBODY, current_leader, endpoints
 from chronik.server.transactions import NO_GUARDS, Guards
 
 ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
 ADMIN_CLIENT_ID = "__admin_client"  # Kafka's tools that write to internal topics
 BY_ID_VERSION = 13
+TOPIC_KNOWN_S = 0.3  # how far this node may be behind another: four heartbeats of the leader
 SLICE_PARTITIONS = 50  # appended to in one turn of the loop; a first write costs up to 0.5 ms
 
 Result = ProduceResponse | None
@@ -58,10 +61,11 @@ class _Append:
         self.error: KafkaError | None = None
         self.waits = False
 
-    def response(self) -> PartitionProduceResponse:
+    def response(self, topic: Topic | None) -> PartitionProduceResponse:
         appended = self.appended
         if self.error is not None or appended is None:
-            return _failed(self.index, self.error or KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR))
+            error = self.error or KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR)
+            return _failed(self.index, error, topic)
         return PartitionProduceResponse(
             index=self.index,
             error_code=ErrorCode.NONE,
@@ -82,7 +86,8 @@ class _TopicAppends(NamedTuple):
 class _Acks:
     """Waits until every append of a request is committed, its disk failed, or time is up."""
 
-    def __init__(self, topics: list[_TopicAppends]) -> None:
+    def __init__(self, node: Node, topics: list[_TopicAppends]) -> None:
+        self._node = node
         self._topics = topics
         self._waiting = {
             append: None for topic in topics for append in topic.appends if append.waits
@@ -90,28 +95,26 @@ class _Acks:
         self.reply = Pending()
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, timeout_ms: int | None) -> None:
-        if timeout_ms is not None:
+    def start(self, acks: int, timeout_ms: int) -> None:
+        # As in Kafka the timeout is for the replicas: acks=1 waits for our own disk, which answers
+        # or fails. A time-out there would make a producer send again what is stored.
+        if acks == ACKS_ALL:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(timeout_ms, 0) / 1000, self._expired)
         for append in tuple(self._waiting):
-            assert append.partition is not None
-            assert append.appended is not None
-            if append.partition.wait_acknowledged(append.appended.end_offset, self):
+            partition, appended = append.partition, append.appended
+            assert partition is not None
+            assert appended is not None
+            wait = partition.wait_acknowledged if acks == ACKS_ALL else partition.wait_stored
+            if wait(appended.end_offset, self):
                 self._waiting.pop(append)
         self._maybe_reply()
 
     def acknowledged(self, partition: Partition) -> None:
         self._end(partition, None)
 
-    def failed(self, partition: Partition) -> None:
-        reason = partition.failure
-        code = (
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if reason is None
-            else ErrorCode.KAFKA_STORAGE_ERROR
-        )
-        self._end(partition, KafkaError(code, reason))
+    def failed(self, partition: Partition, error: KafkaError) -> None:
+        self._end(partition, error)
 
     def _end(self, partition: Partition, error: KafkaError | None) -> None:
         append = next((each for each in self._waiting if each.partition is partition), None)
@@ -130,7 +133,7 @@ class _Acks:
         if not self._waiting and not self.reply.is_done:
             if self._timer is not None:
                 self._timer.cancel()
-            self.reply.resolve(_response(self._topics))
+            self.reply.resolve(_response(self._node, self._topics))
 
 
 def produce(
@@ -138,6 +141,8 @@ def produce(
 ) -> Result | Pending | Coroutine[Any, Any, Result]:
     if request.acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
         return _refused(request, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS))
+    if not context.node.metadata.consensus.is_alone and not _knows_topics(context, request):
+        return _produce_when_known(context, _detached(request))
     if request.transactional_id is not None and _opens_transaction(context, request):
         return _produce_in_transaction(context, _detached(request))
     count = sum(len(data.partition_data) for data in request.topic_data)
@@ -151,7 +156,19 @@ def produce(
             _append(context, topic, each, request.acks, now_ms) for each in data.partition_data
         ]
         topics.append(_TopicAppends(data.name, data.topic_id, appends))
-    return _finish(request, topics)
+    return _finish(context, request, topics)
+
+
+def _knows_topics(context: Context, request: ProduceRequest) -> bool:
+    return all(_topic(context, data) is not None for data in request.topic_data)
+
+
+async def _produce_when_known(context: Context, request: ProduceRequest) -> Result:
+    """Another node may just have told the client of a topic that this one is about to hear of."""
+    await context.node.metadata.until(lambda: _knows_topics(context, request), TOPIC_KNOWN_S)
+    if request.transactional_id is not None and _opens_transaction(context, request):
+        return await _produce_in_transaction(context, request)
+    return await _produce_in_slices(context, request)
 
 
 def _opens_transaction(context: Context, request: ProduceRequest) -> bool:
@@ -219,7 +236,7 @@ async def _produce_in_slices(
             if count % SLICE_PARTITIONS == 0:
                 await asyncio.sleep(0)
         topics.append(_TopicAppends(data.name, data.topic_id, appends))
-    result = _finish(request, topics)
+    result = _finish(context, request, topics)
     return await result if isinstance(result, Pending) else result
 
 
@@ -264,6 +281,10 @@ def _append(
         _write(context, topic, data, acks, now_ms, append, guards)
     except KafkaError as error:
         append.error = error
+        if topic is not None:
+            records: Any = data.records or b""
+            refusals = context.node.replicas.refusals
+            append.error = refusals.answer(topic.id, data.index, records, error)
     return append
 
 
@@ -290,26 +311,28 @@ def _write(
         buffer,
         version=context.version,
         acks=acks,
-        isr_count=len(topic.partitions[data.index].isr),
         now_ms=now_ms,
         guard=guards.of(partition),
         verify=guards.verify,
     )
-    append.waits = append.appended.end_offset > partition.high_watermark
+    enough = partition.high_watermark if acks == ACKS_ALL else partition.stored_offset
+    append.waits = append.appended.end_offset > enough
+    if context.node.replicas.refusals:
+        context.node.replicas.refusals.accepted(topic.id, data.index, buffer)
     context.node.metrics.records_bytes_in += len(buffer)
 
 
-def _finish(request: ProduceRequest, topics: list[_TopicAppends]) -> Result | Pending:
+def _finish(
+    context: Context, request: ProduceRequest, topics: list[_TopicAppends]
+) -> Result | Pending:
     """Answer now, or once everything is acknowledged."""
     if request.acks == ACKS_NONE:
         _check_unanswered(topics)
         return None
     if not any(append.waits for topic in topics for append in topic.appends):
-        return _response(topics)
-    acks = _Acks(topics)
-    # As in Kafka the timeout is for the replicas: acks=1 waits for our own disk, which answers or
-    # fails. A time-out there would make a producer send again what is stored.
-    acks.start(request.timeout_ms if request.acks == ACKS_ALL else None)
+        return _response(context.node, topics)
+    acks = _Acks(context.node, topics)
+    acks.start(request.acks, request.timeout_ms)
     return acks.reply
 
 
@@ -320,17 +343,23 @@ def _check_unanswered(topics: list[_TopicAppends]) -> None:
                 raise CloseConnection(f"acks=0 to {topic.name}-{append.index}: {append.error}")
 
 
-def _response(topics: list[_TopicAppends]) -> ProduceResponse:
-    return ProduceResponse(
-        responses=[
-            TopicProduceResponse(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partition_responses=[append.response() for append in topic.appends],
-            )
-            for topic in topics
+def _response(node: Node, topics: list[_TopicAppends]) -> ProduceResponse:
+    image = node.metadata.image
+    responses = []
+    leaders = []
+    for each in topics:
+        topic = image.topics.get(each.name) if each.name else image.topic_by_id(each.topic_id)
+        partitions = [append.response(topic) for append in each.appends]
+        leaders += [
+            found.current_leader for found in partitions if found.current_leader is not NOBODY
         ]
-    )
+        responses.append(
+            TopicProduceResponse(
+                name=each.name, topic_id=each.topic_id, partition_responses=partitions
+            )
+        )
+    found_at = endpoints(image, leaders) if leaders else ()
+    return ProduceResponse(responses=responses, node_endpoints=found_at)
 
 
 def _refused(request: ProduceRequest, error: KafkaError) -> Result:
@@ -348,7 +377,7 @@ def _refused(request: ProduceRequest, error: KafkaError) -> Result:
     )
 
 
-def _failed(index: int, error: KafkaError) -> PartitionProduceResponse:
+def _failed(index: int, error: KafkaError, topic: Topic | None = None) -> PartitionProduceResponse:
     indexes = error.indexes if isinstance(error, InvalidRecords) else ()
     return PartitionProduceResponse(
         index=index,
@@ -359,4 +388,5 @@ def _failed(index: int, error: KafkaError) -> PartitionProduceResponse:
             for each in indexes
         ],
         error_message=error.message,
+        current_leader=current_leader(topic, index, error.code),
     )

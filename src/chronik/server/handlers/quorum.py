@@ -15,8 +15,11 @@ Behaviour
 from typing import Final
 
 from chronik.client.link import Address, ConnectionFailed, Link
+from chronik.coordinator.internal_topics import wanted_factors
 from chronik.metadata.commands import RemoveBroker
+from chronik.metadata.health import Health, below_factor, health
 from chronik.metadata.image import id_bytes
+from chronik.metadata.partitions import min_in_sync
 from chronik.metadata.records import BrokerRecord
 from chronik.protocol.apis import DESCRIBE_QUORUM
 from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
@@ -29,12 +32,15 @@ from chronik.protocol.messages.quorum import (
     DescribeQuorumRequestTopic,
     DescribeQuorumResponse,
     DescribeQuorumTopic,
+    FollowerLag,
+    PartitionCounts,
     ReplicaState,
     UnregisterBrokerRequest,
     UnregisterBrokerResponse,
 )
 from chronik.protocol.schema import NO_UUID
 from chronik.raft.types import Role
+from chronik.replication.lag import follower_lags
 from chronik.server.context import Context
 
 UNKNOWN: Final = -1
@@ -58,11 +64,47 @@ async def describe_quorum(
         if answer is not None:
             return answer
     code = ErrorCode.NONE if context.node.metadata.is_leading else ErrorCode.NOT_LEADER_OR_FOLLOWER
+    image = context.image
+    found = cluster_health(context) if request.is_own_view else Health()
     return DescribeQuorumResponse(
         error_code=code,
         topics=[DescribeQuorumTopic(topic_name=METADATA_TOPIC, partitions=[_log(context, code)])],
-        nodes=[_node(context.image.brokers[node_id]) for node_id in sorted(context.image.brokers)],
+        nodes=[_node(image.brokers[node_id], found) for node_id in sorted(image.brokers)],
+        counts=[_counts(context, found)] if request.is_own_view else (),
+        follower_lags=_follower_lags(context) if request.is_own_view else (),
     )
+
+
+def cluster_health(context: Context) -> Health:
+    """How the partitions are doing, as this node's image says."""
+    image = context.image
+    return health(image, min_in_sync(image, context.node.broker_config()))
+
+
+def _counts(context: Context, found: Health) -> PartitionCounts:
+    image = context.image
+    return PartitionCounts(
+        partition_count=found.partition_count,
+        under_replicated_count=found.under_replicated_count,
+        under_min_isr_count=found.under_min_isr_count,
+        offline_count=found.offline_count,
+        moving_count=found.moving_count,
+        not_preferred_count=found.not_preferred_count,
+        topics_below_factor=below_factor(image, wanted_factors(context.node.broker_config())),
+    )
+
+
+def _follower_lags(context: Context) -> list[FollowerLag]:
+    return [
+        FollowerLag(
+            node_id=node_id,
+            partition_count=lag.partition_count,
+            lagging_count=lag.lagging_count,
+            records_max=lag.records_max,
+            records_total=lag.records_total,
+        )
+        for node_id, lag in sorted(follower_lags(context.node.replicas.loaded()).items())
+    ]
 
 
 async def _ask_leader(
@@ -149,7 +191,7 @@ def _replica(context: Context, node_id: int, now_ms: int) -> ReplicaState:
     )
 
 
-def _node(broker: BrokerRecord) -> DescribeQuorumNode:
+def _node(broker: BrokerRecord, found: Health) -> DescribeQuorumNode:
     listeners = [DescribeQuorumListener(name="PLAINTEXT", host=broker.host, port=broker.port)]
     if broker.internal_port:
         host = broker.internal_host
@@ -157,7 +199,11 @@ def _node(broker: BrokerRecord) -> DescribeQuorumNode:
             DescribeQuorumListener(name="INTERNAL", host=host, port=broker.internal_port)
         )
     return DescribeQuorumNode(
-        node_id=broker.node_id, listeners=listeners, status=broker.status.value
+        node_id=broker.node_id,
+        listeners=listeners,
+        status=broker.status.value,
+        leader_count=found.leaders[broker.node_id],
+        replica_count=found.replicas[broker.node_id],
     )
 
 

@@ -15,11 +15,9 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar, cast
 
-from chronik.config.effective import in_topic_terms, topic_synonyms
-from chronik.config.topic_settings import TOPIC_SETTINGS
 from chronik.metadata.commands import Command, CreatePartitions, CreateTopic, DeleteTopic
 from chronik.metadata.image import Topic, id_text
 from chronik.protocol.apis import CREATE_TOPICS
@@ -27,7 +25,6 @@ from chronik.protocol.codec import encode
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.messages.topics import (
     CreatableTopic,
-    CreatableTopicConfigs,
     CreatableTopicResult,
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -51,6 +48,9 @@ from chronik.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+BEGUN_AT_ONCE = 25  # topics of one request that are decided in one turn of the loop: about 5 ms
 BY_ID_VERSION = 6
 DELETION_DISABLED_VERSION = 3
 
@@ -61,23 +61,41 @@ async def submit(
     """The response of a command once this node has applied it, or KafkaError."""
     if validate_only:
         return context.node.metadata.decide(command).response
-    reply = context.node.metadata.submit(command)
+    timeout_s = max(timeout_ms, 1) / 1000
+    reply = context.node.metadata.submit(command, timeout_s)
     try:
-        return await asyncio.wait_for(asyncio.shield(reply), max(timeout_ms, 1) / 1000)
+        return await asyncio.wait_for(asyncio.shield(reply), timeout_s)
     except TimeoutError:
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT) from None
 
 
 async def create_topics(context: Context, request: CreateTopicsRequest) -> CreateTopicsResponse:
     counts = Counter(topic.name for topic in request.topics)
-    tasks = [
+    work = [
         _create_topic(context, request, topic, repeated=counts[topic.name] > 1)
         for topic in {topic.name: topic for topic in request.topics}.values()
     ]
-    results = await asyncio.gather(*tasks)
+    results = await _gather_in_turns(work)
     # Encoded one by one, each in the turn of its own task: three thousand topics with all their
     # settings would hold the loop for a tenth of a second.
     return CreateTopicsResponse(topics=cast(list[CreatableTopicResult], results))
+
+
+async def _gather_in_turns(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all, begun in several turns of the loop: heartbeats go in between."""
+    tasks: list[asyncio.Task[T]] = []
+    try:
+        for number, each in enumerate(work, 1):
+            tasks.append(asyncio.ensure_future(each))
+            if number % BEGUN_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return await asyncio.gather(*tasks)
+    except asyncio.CancelledError:
+        for each in work[len(tasks) :]:
+            each.close()
+        for task in tasks:
+            task.cancel()
+        raise
 
 
 async def _create_topic(
@@ -111,7 +129,9 @@ async def _created(
         error_code=ErrorCode.NONE,
         num_partitions=len(created.partitions),
         replication_factor=len(created.partitions[0].replicas),
-        configs=_created_configs(context, overrides),
+        configs=context.node.created_configs.of(
+            overrides, context.node.broker_config(), context.version
+        ),
     )
 
 
@@ -137,30 +157,13 @@ def _create_command(topic: CreatableTopic) -> CreateTopic:
     )
 
 
-def _created_configs(context: Context, overrides: dict[str, str]) -> list[CreatableTopicConfigs]:
-    config = context.node.broker_config()
-    described = []
-    for definition in TOPIC_SETTINGS.values():
-        first = topic_synonyms(definition, overrides, config)[0]
-        described.append(
-            CreatableTopicConfigs(
-                name=definition.name,
-                value=in_topic_terms(definition, first),
-                read_only=False,
-                config_source=first.source,
-                is_sensitive=False,
-            )
-        )
-    return described
-
-
 async def delete_topics(context: Context, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
     asked: Sequence[DeleteTopicState] = request.topics
     if context.version < BY_ID_VERSION:
         asked = [DeleteTopicState(name=name) for name in request.topic_names]
     unique = {(each.name, each.topic_id): each for each in asked}.values()
-    tasks = [_delete_topic(context, each, request.timeout_ms) for each in unique]
-    return DeleteTopicsResponse(responses=await asyncio.gather(*tasks))
+    work = [_delete_topic(context, each, request.timeout_ms) for each in unique]
+    return DeleteTopicsResponse(responses=await _gather_in_turns(work))
 
 
 async def _delete_topic(
@@ -207,11 +210,11 @@ async def create_partitions(
     context: Context, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
     counts = Counter(topic.name for topic in request.topics)
-    tasks = [
+    work = [
         _grow(context, request, topic, repeated=counts[topic.name] > 1)
         for topic in {topic.name: topic for topic in request.topics}.values()
     ]
-    return CreatePartitionsResponse(results=await asyncio.gather(*tasks))
+    return CreatePartitionsResponse(results=await _gather_in_turns(work))
 
 
 async def _grow(

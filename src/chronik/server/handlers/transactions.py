@@ -245,8 +245,8 @@ async def txn_offset_commit(
         return refused_in_transaction(request, error.code)
     guard = None
     verify = adds or node.broker_config().flag(VERIFICATION)
-    if verify and partition.needs_verification(*stamp):
-        guard = partition.begin_verification(*stamp)
+    if verify and partition.producers.needs_verification(*stamp):
+        guard = partition.producers.begin_verification(*stamp)
         refused = await admit(
             node,
             request.transactional_id,

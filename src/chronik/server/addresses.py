@@ -1,0 +1,37 @@
+"""Where a node is reached if nobody says it, and whether it could listen where it should."""
+
+import os
+import socket
+
+from chronik.config.settings import Settings, address_text
+
+
+def reachable(host: str, bound: tuple[str, int]) -> tuple[str, int]:
+    """Where others reach what listens on `host` and was bound there."""
+    if host in ("0.0.0.0", "::", ""):
+        return _host_name(), bound[1]
+    # One address family: a client must not try the other first.
+    return bound[0] if host == "localhost" else host, bound[1]
+
+
+def _host_name() -> str:
+    """This machine's name if it resolves, since a client must reach what we advertise."""
+    name = socket.gethostname()
+    try:
+        socket.gethostbyname(name)
+    except OSError:
+        return "127.0.0.1"
+    return name
+
+
+def why_not_serving(settings: Settings) -> str | None:
+    """Why a node with these settings could not listen, asked before others count on it."""
+    for option, port in (("--port", settings.port), ("--http-port", settings.http_port)):
+        if port <= 0:
+            continue
+        try:
+            socket.create_server((settings.host, port)).close()
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            return f"cannot listen on {address_text(settings.host, port)} ({option}): {reason}"
+    return None

@@ -1,0 +1,174 @@
+"""What campaigns of whole brokers have found, each as a schedule of its own."""
+
+import uuid
+
+import pytest
+from sim.world.cluster import SNAPSHOT_ENTRIES, Cluster
+
+from chronik.metadata.commands import CreateTopic
+from chronik.metadata.image import id_text
+from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.raft.messages import AppendEntries
+from chronik.raft.types import Role
+
+
+@pytest.fixture
+def cluster():
+    """Three nodes that serve, and a leader."""
+    yield from started(0)
+
+
+def started(seed):
+    with Cluster(seed).existing() as cluster:
+        for node_id in cluster.machines:
+            cluster.start(node_id)
+        assert cluster.scheduler.run_until(lambda: len(cluster.serving) == 3, 10.0)
+        cluster.scheduler.run(2.0)
+        yield cluster
+
+
+def create(process, name):
+    """Ask a node for a topic; the answer to wait for."""
+    topic_id = id_text(uuid.uuid4().bytes)
+    command = CreateTopic(name=name, topic_id=topic_id, partition_count=1, replication_factor=1)
+    return process.do(lambda: process.metadata.submit(command))
+
+
+def others(cluster):
+    """Everybody but the leader."""
+    leader = cluster.leader
+    return [each for each in cluster.processes.values() if each is not leader]
+
+
+def links(one, many):
+    pairs = [(one.node_id, other.node_id) for other in many]
+    return pairs + [(b, a) for a, b in pairs]
+
+
+def everything(leader, follower):
+    """A message with all that a leader has and a follower may lack."""
+    node, known = leader.node, follower.node.commit_index
+    return AppendEntries(
+        term=node.term,
+        sender=node.node_id,
+        recipient=follower.node_id,
+        previous_index=known,
+        previous_term=node.log.term_at(known),
+        entries=node.log.between(known + 1, node.log.last_index),
+        commit_index=node.commit_index,
+    )
+
+
+def agree(cluster):
+    """Everybody serves, and has applied the same."""
+
+    def is_so():
+        indexes = {each.metadata.applied_index for each in cluster.serving}
+        return len(cluster.serving) == 3 and len(indexes) == 1
+
+    assert cluster.scheduler.run_until(is_so, 20.0)
+    cluster.scheduler.run(2.0)
+    assert len({frozenset(each.metadata.image.topics) for each in cluster.serving}) == 1
+
+
+def test_a_leader_that_was_replaced_does_not_take_another_entry_for_its_own(cluster):
+    deposed, rest = cluster.leader, others(cluster)
+    cut = links(deposed, rest)
+    cluster.network.break_links(cut)
+    lost = create(deposed, "lost")
+    assert cluster.scheduler.run_until(lambda: cluster.leader is not deposed, 10.0)
+    won = [create(cluster.leader, f"won-{each}") for each in range(3)]
+    assert cluster.scheduler.run_until(lambda: all(each.done() for each in won), 1.0)
+    assert deposed.node.role is Role.LEADER  # It does not know yet.
+    # The first word of the new leader that gets through has everything in it.
+    deposed.do(lambda: deposed.metadata.consensus.step(everything(cluster.leader, deposed)))
+    cluster.network.mend_links(cut)
+    agree(cluster)
+    assert lost.exception().code is ErrorCode.REQUEST_TIMED_OUT
+    assert "lost" not in deposed.metadata.image.topics
+
+
+def test_a_leader_decides_once_it_has_applied_what_earlier_ones_left(cluster):
+    first, (heir, other) = cluster.leader, others(cluster)
+    # The heir gets the entry; nobody learns that it has it.
+    cluster.network.break_links([*links(first, [other]), (heir.node_id, first.node_id)])
+    create(first, "twice")
+    has_entry = cluster.scheduler.run_until(
+        lambda: heir.node.log.last_index > heir.node.commit_index, 1.0
+    )
+    assert has_entry
+    cluster.kill(first.node_id)
+    assert cluster.scheduler.run_until(lambda: heir.node.role is Role.LEADER, 10.0)
+    again = create(heir, "twice")
+    assert cluster.scheduler.run_until(again.done, 20.0)
+    assert isinstance(again.exception(), KafkaError)
+    assert again.exception().code is ErrorCode.TOPIC_ALREADY_EXISTS
+    cluster.network.cut.clear()
+    cluster.start(first.node_id)
+    agree(cluster)
+
+
+def test_a_command_during_a_transfer_is_done_by_the_next_leader(cluster):
+    leader, (heir, other) = cluster.leader, others(cluster)
+    cluster.network.break_links(links(leader, [heir]))
+
+    def hand_over():
+        leader.metadata.consensus.transfer(heir.node_id)
+
+    leader.do(hand_over)
+    answers = [create(each, f"from-{each.node_id}") for each in (leader, other)]
+    cluster.scheduler.run(0.1)
+    cluster.network.cut.clear()
+    cluster.network.mend_links([])
+    assert cluster.scheduler.run_until(lambda: all(each.done() for each in answers), 20.0)
+    assert [each.exception() for each in answers] == [None, None]
+
+
+@pytest.mark.parametrize("wait_s", [0.5, 1.0, 1.5, 2.5])
+def test_a_node_whose_disk_is_behind_stops_and_starts_again(cluster, wait_s):
+    slow = others(cluster)[0]
+    slow.machine.platter.slow_until = cluster.scheduler.now + 60.0
+    for each in range(SNAPSHOT_ENTRIES + 10):
+        create(cluster.leader, f"topic-{each}")
+        cluster.scheduler.run(0.01)
+    # A vote takes the disk's time too, and entries wait behind it.
+    leader = cluster.leader
+    to = next(each for each in others(cluster) if each is not slow)
+    leader.do(lambda: leader.metadata.consensus.transfer(to.node_id))
+    cluster.scheduler.run(wait_s)
+    cluster.stop(slow.node_id)
+    cluster.scheduler.run_until(lambda: slow.machine.process is None, 30.0)
+    slow.machine.platter.slow_until = 0.0
+    cluster.start(slow.node_id)
+    agree(cluster)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_node_killed_within_a_snapshot_catches_up(seed):
+    for cluster in started(seed):
+        kill_within_a_snapshot(cluster)
+
+
+def kill_within_a_snapshot(cluster):
+    away = others(cluster)[0].node_id
+    cluster.kill(away)
+    for each in range(2 * SNAPSHOT_ENTRIES):
+        create(cluster.leader, f"topic-{each}")
+        cluster.scheduler.run(0.05)
+    machine = cluster.machines[away]
+    machine.platter.slow_until = cluster.scheduler.now + 60.0
+    cluster.start(away)
+    assert cluster.scheduler.run_until(lambda: has_got_a_snapshot(machine), 20.0)
+    cluster.kill(away)
+    machine.platter.slow_until = 0.0
+    cluster.start(away)
+    agree(cluster)
+
+
+def has_got_a_snapshot(machine):
+    """Whether a leader's snapshot is being saved."""
+    process = machine.process
+    if process is None or not process.is_watched:
+        return False
+    queue = process.metadata.consensus._queue
+    return any(ready.snapshot is not None for ready in queue)

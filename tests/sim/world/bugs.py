@@ -1,0 +1,136 @@
+"""Bugs planted on purpose, each a patch of one function, to show that campaigns find them.
+
+Each has a profile: which faults come how often. It is generic, and says nothing of when or where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from unittest.mock import patch
+
+from sim.world.campaign import Profile
+from sim.world.cluster import Cluster
+from sim.world.disk import SimulatedDisk
+from sim.world.operator import Operator
+from sim.world.watch import WatchedNode
+
+from chronik.metadata.journal import Journal
+from chronik.raft.types import HardState
+
+LONG_LEASE_MS = 2_000
+IDENTITY = "/data/node.json"
+
+
+class CountsOldTerms(WatchedNode):
+    """A leader with the bug of the paper's figure 8."""
+
+    __slots__ = ()
+
+    def _may_count(self, index: int) -> bool:
+        return True
+
+
+class HasLongLease(WatchedNode):
+    """A leader whose lease outlives the patience of the others."""
+
+    __slots__ = ()
+
+    def has_lease(self, now_ms: int) -> bool:
+        config = self.config
+        self.config = replace(config)
+        object.__setattr__(self.config, "lease_ms", LONG_LEASE_MS)
+        try:
+            return super().has_lease(now_ms)
+        finally:
+            self.config = config
+
+
+class VotesAtOnce(WatchedNode):
+    """A voter that has forgotten its promise, and does not wait for its end."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._promised_until_ms = 0
+
+
+def forgets_its_vote() -> AbstractContextManager[object]:
+    """The vote is not written, though the file is."""
+    save_vote = Journal.save_vote
+
+    def save(journal: Journal, state: HardState) -> None:
+        save_vote(journal, replace(state, vote=None))
+        journal.state = state
+
+    return patch.object(Journal, "save_vote", save)
+
+
+@contextmanager
+def lets_a_wiped_voter_in() -> Iterator[None]:
+    """A voter without its log and vote passes for the one that it was, and nobody replaces it."""
+    wipe = Cluster.wipe
+
+    def wipe_all_but_the_name(cluster: Cluster, node_id: int) -> None:
+        platter = cluster.machines[node_id].platter
+        name = SimulatedDisk(platter).pread(IDENTITY, 1 << 20, 0)
+        wipe(cluster, node_id)
+        disk = SimulatedDisk(platter)
+        disk.make_directory("/data")
+        disk.sync_directory("/")
+        disk.write_durably(IDENTITY, name)
+
+    with (
+        patch.object(Cluster, "wipe", wipe_all_but_the_name),
+        patch.object(Operator, "replace", lambda operator, node_id: None),
+    ):
+        yield
+
+
+DEFAULT = Profile()
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug, where to look for it, and the promise that it breaks."""
+
+    promise: str
+    raft_node: type[WatchedNode] = WatchedNode
+    planted: Callable[[], AbstractContextManager[object]] = nullcontext
+    profile: Profile = DEFAULT
+
+
+CONTESTED = Profile(
+    faults={"kill": 40, "partition": 20, "reset": 10},
+    counts=(5,),
+    restart_s=(0.001, 0.05, 0.5),
+)
+WIPED = Profile(
+    faults={"wipe": 15, "kill": 15, "partition": 15, "isolate_leader": 20},
+    counts=(3,),
+    restart_s=(0.05, 0.5, 4.0),
+)
+QUICK_RESTARTS = Profile(
+    faults={"kill_follower": 80, "part_from_leader": 20, "isolate_leader": 60},
+    counts=(3,),
+    restart_s=(0.001, 0.01),
+    actions=60,
+    delays_s=(0.002,),
+    disks_s=(0.001,),
+)
+
+BUGS = {
+    "a vote is not persisted": Bug("forgot its vote", planted=forgets_its_vote),
+    "an old term's entry is counted": Bug(
+        "an earlier term's entry", CountsOldTerms, profile=CONTESTED
+    ),
+    "a lease longer than the election timeout": Bug("stale read", HasLongLease),
+    "a restarted voter votes at once": Bug("stale read", VotesAtOnce, profile=QUICK_RESTARTS),
+    "a wiped voter is let in": Bug(
+        "lacks a committed entry|two leaders|two entries",
+        planted=lets_a_wiped_voter_in,
+        profile=WIPED,
+    ),
+}  # fmt: skip
