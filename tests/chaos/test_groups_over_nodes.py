@@ -19,8 +19,14 @@ from replicated_topics import create_on, leaders
 from replication_load import Load
 from wire import Wire
 
-from chronik.protocol.coordinator_apis import FIND_COORDINATOR
+from chronik.protocol.coordinator_apis import FIND_COORDINATOR, TXN_OFFSET_COMMIT
+from chronik.protocol.errors import ErrorCode
 from chronik.protocol.messages.groups import FindCoordinatorRequest
+from chronik.protocol.messages.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 
 EVERYBODY = [1, 2, 3]
 TOPIC, GROUP = "t", "g"
@@ -123,6 +129,29 @@ def test_members_at_different_nodes_are_one_group(
     assert watcher.looks > 3
     assert not watcher.went_back
     print(f"{len(written)} records, {watcher.looks} looks at committed offsets, none went back")
+
+
+def test_offsets_of_a_transaction_at_another_node_are_sent_to_the_coordinator(
+    cluster: ClusterProcesses,
+) -> None:
+    """Any other code than NOT_COORDINATOR would have librdkafka ask the same node for ever."""
+    create_on(cluster, TOPIC, [1, 2, 3])
+    offset = TxnOffsetCommitRequestPartition(
+        partition_index=0, committed_offset=1, committed_metadata=None
+    )
+    request = TxnOffsetCommitRequest(
+        transactional_id="x",
+        group_id=GROUP,
+        producer_id=1,
+        producer_epoch=0,
+        topics=[TxnOffsetCommitRequestTopic(name=TOPIC, partitions=[offset])],
+    )
+    others = [each for each in EVERYBODY if each != coordinator(cluster)]
+    for node_id in others:
+        wire = Wire(f"127.0.0.1:{cluster.ports[node_id]}")
+        answer = wire.ask(TXN_OFFSET_COMMIT, 3, request)
+        wire.close()
+        assert answer.topics[0].partitions[0].error_code == ErrorCode.NOT_COORDINATOR
 
 
 def _kill_in_turn(cluster: ClusterProcesses, members: Members) -> None:

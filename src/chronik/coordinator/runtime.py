@@ -110,7 +110,8 @@ class CoordinatorRuntime(Generic[M]):
             await asyncio.shield(self._creation)
         except KafkaError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise
+                # Producers take any other code for final, whatever was wrong for a moment.
+                raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, error.message) from error
         topic = self.topic
         if topic is None:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)

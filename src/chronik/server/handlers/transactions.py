@@ -15,6 +15,7 @@ Behaviour
 from collections.abc import Callable, Sequence
 
 from chronik.coordinator.effects import Effects, ProducerStamp, Token
+from chronik.coordinator.errors import coordinator_error
 from chronik.coordinator.internal_topics import CONSUMER_OFFSETS
 from chronik.coordinator.transactions.shard import Outcome, ProducerIdNeeded, TransactionShard
 from chronik.model import TopicPartition
@@ -242,7 +243,7 @@ async def txn_offset_commit(
         if not partition.is_loaded:
             await node.replicas.load(partition)
     except KafkaError as error:
-        return refused_in_transaction(request, error.code)
+        return refused_in_transaction(request, coordinator_error(error.code))
     guard = None
     verify = adds or node.broker_config().flag(VERIFICATION)
     if verify and partition.producers.needs_verification(*stamp):
