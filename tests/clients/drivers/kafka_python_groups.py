@@ -85,11 +85,6 @@ class GroupConsumer:
             **common,
             **extra,
         )
-        if MODERN:
-            # A join that overtakes its own metadata assigns nothing, and 3.0.12 never notices.
-            self._client.topics()
-            for topic in topics or ():
-                self._client.partitions_for_topic(topic)
         if assign is not None:
             self._client.assign([TopicPartition(topic, at) for topic, at in assign])
         elif pattern:
@@ -97,6 +92,12 @@ class GroupConsumer:
             self._client.subscribe(pattern=f"^{pattern}$", listener=self._listener)
         else:
             self._client.subscribe(topics, listener=self._listener)
+        if MODERN and assign is None:
+            # A join that overtakes the metadata of its subscription assigns nothing, or is made
+            # again; if a poll ends while it is, 3.0.12 forgets it and sends no heartbeat any more.
+            self._client.topics()
+            for topic in topics or ():
+                self._client.partitions_for_topic(topic)
 
     @property
     def rebalances(self):
