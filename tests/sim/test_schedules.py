@@ -3,7 +3,7 @@
 import uuid
 
 import pytest
-from sim.world.cluster import SNAPSHOT_ENTRIES, Cluster
+from sim.world.cluster import HOST, INTERNAL_PORT, SNAPSHOT_ENTRIES, Cluster
 
 from chronik.metadata.commands import CreateTopic
 from chronik.metadata.image import id_text
@@ -172,3 +172,28 @@ def has_got_a_snapshot(machine):
         return False
     queue = process.metadata.consensus._queue
     return any(ready.snapshot is not None for ready in queue)
+
+
+def test_a_member_that_missed_who_was_let_in_follows_that_one_all_the_same(cluster):
+    """Its own members know nothing of a node that leads by now, and has to tell it of itself."""
+    away, other = others(cluster)
+    cut = links(away, [cluster.leader, other])
+    cluster.network.break_links(cut)
+    cluster.add(4, f"{HOST}:{INTERNAL_PORT + cluster.leader.node_id}")
+    votes = cluster.scheduler.run_until(lambda: 4 in cluster.leader.node.membership.voters, 30.0)
+    assert votes
+    cluster.machines[4].is_stranger = False
+    cluster.scheduler.run(15.0)  # What was on its way to it is given up.
+    leader = cluster.leader
+    leader.do(lambda: leader.metadata.consensus.transfer(4))
+    joined = cluster.processes[4]
+    assert cluster.scheduler.run_until(lambda: joined.node.role is Role.LEADER, 10.0)
+    assert 4 not in away.node.membership.members
+    cluster.network.mend_links(cut)
+
+    def has_all():
+        return away.metadata.applied_index == joined.metadata.applied_index
+
+    assert cluster.scheduler.run_until(has_all, 20.0)
+    assert joined.node.role is Role.LEADER
+    assert 4 in away.node.membership.members

@@ -270,6 +270,7 @@ class Consensus:
             self._known_role = role
             self._heard_s.clear()
             self._on_role()
+            self._on_members()  # Whom to talk to depends on who leads, too.
 
     def _write(self) -> None:
         """Write what is queued, until something needs a thread, or there is no room."""

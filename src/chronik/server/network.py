@@ -89,12 +89,27 @@ class Network:
         members = self.metadata.consensus.node.membership
         if not members.voters:
             return None  # This node was admitted, and has not been told yet who else was.
-        if hello.node_id not in members.members:
+        if hello.node_id not in members.members and not self._may_lead(hello.node_id):
             return (
                 f"node {hello.node_id} is no member of this cluster, or not any more: with an empty"
                 " data directory it can --join"
             )
         return self._directory_refusal(hello)
+
+    def _may_lead(self, node_id: int) -> bool:
+        """Whether a node that is no member could be one of which this node was never told.
+
+        It may have been let in, and lead by now, while this node was away: then nobody else will
+        tell. Who was removed may come too, as long as no leader is known here; it does no harm.
+        """
+        assert self.metadata is not None
+        return self.metadata.consensus.node.leader_id in (None, node_id)
+
+    def _strangers(self) -> set[int]:
+        """Who has come for Raft and is no member here."""
+        assert self.metadata is not None
+        came = {each.node_id for each in self.listener.hellos if each.purpose == "raft"}
+        return came - self.metadata.consensus.node.membership.members
 
     def _directory_refusal(self, peer: Identity) -> str | None:
         """Why a node is not the member of its id, whoever of the two has connected."""
@@ -150,8 +165,7 @@ class Network:
         """Connect to who is a member now, where it is now, and to nobody else."""
         if not self.is_open or self.metadata is None:
             return
-        members = self.metadata.consensus.node.membership.members
-        wanted = (members or self._seeds.keys()) - {self.identity.node_id}
+        wanted = self._wanted()
         for node_id in wanted:
             addresses = self._addresses(node_id)
             if not addresses:
@@ -160,8 +174,15 @@ class Network:
                 self._peers[node_id].move(addresses)
             else:
                 self._peers[node_id] = self._peer(node_id, addresses)
-        for node_id in self._peers.keys() - wanted:
+        for node_id in (self._peers.keys() | self._strangers()) - wanted:
             asyncio.get_running_loop().call_later(FAREWELL_S, self._leave, node_id)
+
+    def _wanted(self) -> set[int]:
+        """Whom to keep a connection to."""
+        assert self.metadata is not None
+        members = self.metadata.consensus.node.membership.members or self._seeds.keys()
+        leaders = {each for each in self._strangers() if self._may_lead(each)}
+        return {*members, *leaders} - {self.identity.node_id}
 
     def _addresses(self, node_id: int) -> list[Address]:
         """The newest word first."""
@@ -195,8 +216,7 @@ class Network:
         self._on_lost(peer)
 
     def _leave(self, node_id: int) -> None:
-        assert self.metadata is not None
-        if node_id in self.metadata.consensus.node.membership.members or not self.is_open:
+        if not self.is_open or node_id in self._wanted():
             return  # It has come back meanwhile.
         self.listener.disconnect(node_id, "no member any more")
         self._announced.pop(node_id, None)
