@@ -47,6 +47,7 @@ class Listener:
         self._idle_timeout_ms = idle_timeout_ms
         self._connections: set[Connection] = set()
         self._all_lost = asyncio.Event()
+        self._is_closing = False
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -73,6 +74,8 @@ class Listener:
 
     async def close(self) -> None:
         """Stop accepting, and end every connection."""
+        # Of a connection that the loop has accepted already we hear only later.
+        self._is_closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._server is None:
@@ -84,7 +87,9 @@ class Listener:
             await self._all_lost.wait()
 
     def accepted(self, connection: Connection, peer: str) -> bool:
-        """Count a new connection; False if there are too many."""
+        """Count a new connection; False if there are too many, or the node stops."""
+        if self._is_closing:
+            return False
         self.metrics.connections_accepted += 1
         if len(self._connections) >= self._connections_max():
             self.metrics.error("connections_max")
