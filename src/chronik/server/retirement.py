@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S: Final = 5.0  # then it goes without: the others will notice
 TRANSFER_TIMEOUT_S: Final = 1.0  # two elections
+# For somebody who leads Raft: longer than an election that is under way. If all nodes stop at once,
+# the last ones have nobody to take leave of.
+LEADER_TIMEOUT_S: Final = 2.0
 
 
 async def retire(metadata: MetadataRuntime, node_id: int, broker_epoch: int) -> None:
@@ -27,7 +30,9 @@ async def retire(metadata: MetadataRuntime, node_id: int, broker_epoch: int) -> 
         return
     try:
         async with asyncio.timeout(LEAVE_TIMEOUT_S):
-            await _submit(metadata, ResignLeadership(node_id=node_id, broker_epoch=broker_epoch))
+            resignation = ResignLeadership(node_id=node_id, broker_epoch=broker_epoch)
+            if not await _submit(metadata, resignation):
+                return
             await _hand_over(metadata, node_id)
             offline = UpdateBrokerStatus(
                 node_id=node_id, broker_epoch=broker_epoch, status=BrokerStatus.OFFLINE
@@ -37,12 +42,15 @@ async def retire(metadata: MetadataRuntime, node_id: int, broker_epoch: int) -> 
         logger.warning("left without taking leave", extra={"node_id": node_id})
 
 
-async def _submit(metadata: MetadataRuntime, command: Command) -> None:
+async def _submit(metadata: MetadataRuntime, command: Command) -> bool:
+    """Whether it was done."""
     try:
-        await metadata.submit(command)
+        await metadata.submit(command, LEADER_TIMEOUT_S)
     except KafkaError as error:
         extra = {"command": type(command).__name__, "reason": str(error)}
         logger.warning("not done before the stop", extra=extra)
+        return False
+    return True
 
 
 async def _hand_over(metadata: MetadataRuntime, node_id: int) -> None:
