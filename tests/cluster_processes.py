@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata
 from node_process import CHRONIK
 
 WAIT_S = 20.0
+END_S = 90.0  # a killed process ends only when the disk has done what it was asked for
 
 
 def free_ports(count: int) -> list[int]:
@@ -100,7 +101,7 @@ class ClusterProcesses:
         for process in ending:
             process.send_signal(number)
         for process in ending:
-            process.wait(30)
+            process.wait(END_S)
 
     def __enter__(self) -> ClusterProcesses:
         self.start()

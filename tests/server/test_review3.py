@@ -188,6 +188,22 @@ def test_whoever_asks_in_the_turn_in_which_a_shard_is_lost_is_answered(running: 
     assert in_broker(running, lose()) == [ErrorCode.COORDINATOR_NOT_AVAILABLE] * 2
 
 
+def test_whoever_waits_when_another_node_takes_over_is_sent_there(running: Broker) -> None:
+    """Clients look for the coordinator anew on this code only; on others some give up."""
+
+    async def follow() -> list[int]:
+        context = context_of(running)
+        first = offset_commit(context, commit_request(2))
+        groups_of(running)._flush_all()
+        second = offset_commit(context, commit_request(3))
+        partition = offsets_partition(running)
+        partition.follow(partition.leader_epoch + 1)
+        async with asyncio.timeout(2):
+            return [(await each).topics[0].partitions[0].error_code for each in (first, second)]
+
+    assert in_broker(running, follow()) == [ErrorCode.NOT_COORDINATOR] * 2
+
+
 def test_a_transactional_commit_after_a_failed_write_is_refused_like_the_others(
     running: Broker,
 ) -> None:

@@ -303,7 +303,7 @@ class CoordinatorRuntime(Generic[M]):
         for index, shard in tuple(self._shards.items()):
             if shard.partition.is_deleted:
                 del self._shards[index]
-                shard.lose("the topic was deleted")
+                shard.lose("the topic was deleted", ErrorCode.NOT_COORDINATOR)
 
     def _roles_changed(self, topic: Topic) -> None:
         """Leave shards that another node leads now, and take over those that it led."""
@@ -313,7 +313,8 @@ class CoordinatorRuntime(Generic[M]):
             is_ours = record.leader == self._metadata.node_id
             if shard is not None and not (is_ours and shard.leader_epoch == record.leader_epoch):
                 del self._shards[index]
-                shard.lose("another node leads, or this one in a new epoch")
+                reason = "another node leads, or this one in a new epoch"
+                shard.lose(reason, ErrorCode.NOT_COORDINATOR)
                 shard = None
             if is_ours and shard is None and (record.leader_epoch or self._has_log(topic, index)):
                 self._open(topic, index)
@@ -334,7 +335,7 @@ class CoordinatorRuntime(Generic[M]):
         self._is_closed = True
         for shard in tuple(self._shards.values()):
             shard.flush()
-            shard.lose("the node stops")
+            shard.lose("the node stops", ErrorCode.NOT_COORDINATOR)
         for task in tuple(self._loads):
             task.cancel()
         await asyncio.gather(*self._loads, return_exceptions=True)

@@ -6,8 +6,9 @@ with the producer's id: they count once its marker says commit.
 
 Invariants
     A machine's records are in the log in the order of its decisions.
-    Every request is answered once: by its machine, or by COORDINATOR_NOT_AVAILABLE when the shard
-    is lost. A lost shard decides and answers nothing any more.
+    Every request is answered once: by its machine, or, when the shard is lost, by NOT_COORDINATOR
+    (another node leads, so ask there) or COORDINATOR_NOT_AVAILABLE. A lost shard decides and
+    answers nothing any more.
 
 `runtime` loads shards, finds the one that a key belongs to, and begins a lost one anew.
 """
@@ -19,6 +20,7 @@ from enum import Enum, auto
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from chronik.coordinator.effects import Effects, ProducerStamp, Record, Token
+from chronik.coordinator.errors import coordinator_error
 from chronik.coordinator.pending import Pending
 from chronik.metadata.image import Image
 from chronik.protocol.batch import TRANSACTIONAL_FLAG
@@ -98,9 +100,10 @@ class _Round:
             self.shard.start(action)
 
     def failed(self, partition: Partition, error: KafkaError) -> None:
+        error_code = coordinator_error(error.code)
         for token, _ in self.replies:
-            token.reply.resolve(token.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-        self.shard.lose(str(error))
+            token.reply.resolve(token.refuse(error_code))
+        self.shard.lose(str(error), error_code)
 
 
 class Owner(Protocol):
@@ -204,7 +207,7 @@ class Shard(Generic[M]):
                 extra={"partition": str(partition), "error": str(error)},
             )
             self._round = current
-            self.lose(str(error))
+            self.lose(str(error), coordinator_error(error.code))
             return
         if partition.wait_acknowledged(partition.log.end_offset, current):
             current.acknowledged(partition)
@@ -258,8 +261,10 @@ class Shard(Generic[M]):
         self.state = ShardState.ACTIVE
         self.carry_out(machine.loaded(self._runtime.now_ms()))
 
-    def lose(self, reason: str) -> None:
-        """Forget the machine: its state is no longer that of the log."""
+    def lose(
+        self, reason: str, error_code: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    ) -> None:
+        """Forget the machine: its state is no longer that of the log. Who waits is told so."""
         if self.state is ShardState.LOST:
             return
         was_active = self.state is ShardState.ACTIVE
@@ -271,7 +276,7 @@ class Shard(Generic[M]):
             waiting += (token for token, _ in self._round.replies)
             self._round = None
         for token in waiting:
-            token.reply.resolve(token.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+            token.reply.resolve(token.refuse(error_code))
         self._runtime.lost(self, reason, reload=was_active)
 
 
