@@ -80,7 +80,7 @@ class Consensus:
         self._on_broken = on_broken
         self._queue: deque[Ready] = deque()
         self._written: deque[tuple[int, Ready]] = deque()  # until this index is on disk
-        self._snapshots: dict[int, bytes] = {}  # the last data that came, by index
+        self._snapshots: dict[int, bytes] = {}  # by index: what came, until it is written
         self._is_busy = False  # a thread has the journal
         self._idle = asyncio.Event()
         self._idle.set()
@@ -153,7 +153,7 @@ class Consensus:
     def step(self, message: Message, data: bytes = b"") -> None:
         """A message came from another node; a snapshot comes with its data."""
         if isinstance(message, InstallSnapshot):
-            self._snapshots = {message.snapshot.index: data}
+            self._snapshots[message.snapshot.index] = data
         self._note_gap(message.sender)
         with self._guarded():
             self.node.step(message, self._now_ms())
@@ -256,6 +256,7 @@ class Consensus:
                 self._tell_role(ready)
                 if ready.committed:
                     self._on_committed(ready.committed)
+            self._forget_snapshots()
             if self.node.membership is not self._known_members:
                 self._known_members = self.node.membership
                 self._on_members()
@@ -263,6 +264,12 @@ class Consensus:
             self._cannot_write(error)
         finally:
             self._is_pumping = False
+
+    def _forget_snapshots(self) -> None:
+        """A later one may have come while an earlier one waits for the disk: both are needed."""
+        if self._snapshots:
+            waiting = [ready.snapshot.index for ready in self._queue if ready.snapshot is not None]
+            self._snapshots = {index: self._snapshots[index] for index in waiting}
 
     def _tell_role(self, ready: Ready) -> None:
         role = (ready.role, ready.leader_id, ready.term)

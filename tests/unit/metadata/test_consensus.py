@@ -30,6 +30,7 @@ class Group:
         self.journals: dict[int, Journal] = {}
         self.away: set[int] = set()
         self.snapshots = 0
+        self.held: list[tuple[InstallSnapshot, bytes]] | None = None  # snapshots on their way
 
     def start(self, node_id: int) -> MetadataRuntime:
         disk = self.disks[node_id]
@@ -64,6 +65,9 @@ class Group:
         if isinstance(message, InstallSnapshot):
             self.snapshots += 1
             data = self.journals[message.sender].snapshot_data(message.snapshot)
+            if self.held is not None:
+                self.held.append((message, data))
+                return
         node.consensus.step(message, data)
 
     async def call(self, node_id: int, method: str, body: bytes, timeout_s: float) -> bytes:
@@ -179,6 +183,36 @@ def test_who_was_away_too_long_gets_a_snapshot(monkeypatch: pytest.MonkeyPatch) 
         again = group.start(away)
         await group.agree()
         assert len(again.image.topics) == 30
+
+    play(work)
+
+
+def test_a_second_snapshot_comes_while_the_first_one_waits_for_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "SNAPSHOT_ENTRY_COUNT", 10)
+
+    async def work(group: Group) -> None:
+        leader = await group.leader()
+        await leader.submit(registration(1))
+        away = next(node_id for node_id in EVERYBODY if node_id != leader.node_id)
+        group.away.add(away)
+        group.held = held = []
+        for number in range(15):
+            await leader.submit(topic(number))
+        group.away.clear()
+        while not held:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for number in range(15, 30):
+            await leader.submit(topic(number))
+        while held[-1][0].snapshot.index == held[0][0].snapshot.index:
+            leader.consensus.node.snapshot_failed(away)
+            await asyncio.sleep(0.01)
+        group.held = None
+        for message, data in (held[0], held[-1]):
+            group.nodes[away].consensus.step(message, data)
+        await group.agree()
+        assert group.nodes[away].failure is None
 
     play(work)
 
