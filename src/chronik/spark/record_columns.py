@@ -19,16 +19,17 @@ control batches. Headers are read only when they are wanted.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from chronik.protocol import codecs
-from chronik.protocol.batch import Batch
+from chronik.protocol.batch import Batch, BatchHeader
 from chronik.protocol.errors import CorruptBatch
 from chronik.protocol.records import read_varint
+from chronik.protocol.schema import Buffer
 
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -186,36 +187,39 @@ class RecordColumns:
                 raise ValueError(f"there is no column {name!r}, only {', '.join(SCHEMA.names)}")
 
 
-def read_columns(
-    batches: Sequence[Batch],
-    *,
-    headers: bool = False,
-    bytes_max: int = codecs.DECOMPRESSED_BYTES_MAX,
-) -> RecordColumns:
-    """The records of some whole batches; `bytes_max` bounds what each decompresses to."""
-    payloads = [
-        codecs.decompress(batch.header.codec, batch.payload, bytes_max=bytes_max)
-        for batch in batches
-    ]
-    size = sum(map(len, payloads))
+class Payload(NamedTuple):
+    """The records of one batch, no longer compressed."""
+
+    header: BatchHeader
+    records: Buffer
+
+
+def unpack(batch: Batch, *, bytes_max: int = codecs.DECOMPRESSED_BYTES_MAX) -> Payload:
+    """The records of a whole batch, at most `bytes_max` bytes of them."""
+    records = codecs.decompress(batch.header.codec, batch.payload, bytes_max=bytes_max)
+    return Payload(batch.header, records)
+
+
+def read_columns(payloads: Sequence[Payload], *, headers: bool = False) -> RecordColumns:
+    """The records of some batches, in order."""
+    size = sum(len(payload.records) for payload in payloads)
     if size > BUFFER_BYTES_MAX:
         raise ValueError(f"{size} bytes of records at once are too many: read fewer batches")
-    data = b"".join(payloads)
+    data = b"".join([payload.records for payload in payloads])
     try:
-        starts = _chain(data, [len(payload) for payload in payloads], batches)
-        return _read(data, starts, batches, headers)
+        return _read(data, _chain(data, payloads), [each.header for each in payloads], headers)
     except IndexError:
         raise CorruptBatch(_CUT_SHORT) from None
 
 
-def _chain(data: bytes, sizes: list[int], batches: Sequence[Batch]) -> Int64s:
+def _chain(data: bytes, payloads: Sequence[Payload]) -> Int64s:
     """Where each record begins, with its length."""
     starts: list[int] = []
     append = starts.append
     position = end = 0
-    for size, batch in zip(sizes, batches, strict=True):
-        end += size
-        for _ in range(batch.header.record_count):
+    for header, records in payloads:
+        end += len(records)
+        for _ in range(header.record_count):
             append(position)
             length = data[position]
             if length < 0x80:
@@ -247,9 +251,9 @@ def _after_long_record(data: bytes, position: int) -> int:
 
 
 def _read(
-    data: bytes, starts: Int64s, batches: Sequence[Batch], with_headers: bool
+    data: bytes, starts: Int64s, batches: Sequence[BatchHeader], with_headers: bool
 ) -> RecordColumns:
-    counts = [batch.header.record_count for batch in batches]
+    counts = [batch.record_count for batch in batches]
     view = np.frombuffer(data, dtype=np.uint8)
     lengths, position = _varints(view, starts)
     ends = position + lengths
@@ -266,8 +270,8 @@ def _read(
     wrong = (lengths < 0) | (header_counts < 0) | (position > ends)
     if np.any(wrong | ((position != ends) & (unread == 0))):
         raise CorruptBatch("a record does not have the length that it claims")
-    base_offsets = np.array([batch.header.base_offset for batch in batches], dtype=np.int64)
-    append_time = np.array([batch.header.is_append_time for batch in batches], dtype=np.bool_)
+    base_offsets = np.array([batch.base_offset for batch in batches], dtype=np.int64)
+    append_time = np.array([batch.is_append_time for batch in batches], dtype=np.bool_)
     append_time = np.repeat(append_time, counts)
     return RecordColumns(
         data=data,
@@ -281,12 +285,15 @@ def _read(
 
 
 def _timestamps(
-    batches: Sequence[Batch], counts: list[int], append_time: npt.NDArray[np.bool_], deltas: Int64s
+    batches: Sequence[BatchHeader],
+    counts: list[int],
+    append_time: npt.NDArray[np.bool_],
+    deltas: Int64s,
 ) -> Int64s:
-    bases = np.array([batch.header.base_timestamp for batch in batches], dtype=np.int64)
+    bases = np.array([batch.base_timestamp for batch in batches], dtype=np.int64)
     timestamps = np.repeat(bases, counts) + deltas
     if append_time.any():
-        latest = np.array([batch.header.max_timestamp for batch in batches], dtype=np.int64)
+        latest = np.array([batch.max_timestamp for batch in batches], dtype=np.int64)
         timestamps = np.where(append_time, np.repeat(latest, counts), timestamps)
     return timestamps
 

@@ -11,7 +11,7 @@ from chronik.protocol.batch import Batch, assemble, read_header, split
 from chronik.protocol.errors import CorruptBatch, KafkaError
 from chronik.protocol.records import Record, build_batch, iter_records, varint
 from chronik.spark import record_columns
-from chronik.spark.record_columns import SCHEMA, read_columns
+from chronik.spark.record_columns import SCHEMA, read_columns, unpack
 
 # Lengths on both sides of where a varint grows a byte: 64, 8,192.
 blobs = (
@@ -45,9 +45,8 @@ def batch_lists(draw: st.DrawFn) -> list[bytes]:
 
 
 def columns_of(*batches: bytes, headers: bool = True) -> record_columns.RecordColumns:
-    return read_columns(
-        [Batch(read_header(each), memoryview(each)) for each in batches], headers=headers
-    )
+    payloads = [unpack(Batch(read_header(each), memoryview(each))) for each in batches]
+    return read_columns(payloads, headers=headers)
 
 
 def expected(batches: list[bytes]) -> list[dict[str, object]]:
@@ -129,7 +128,7 @@ def test_batches_of_a_fetch_are_read_at_once() -> None:
         )
         for i in range(5)
     ]
-    columns = read_columns(split(b"".join(batches)))
+    columns = read_columns([unpack(batch) for batch in split(b"".join(batches))])
     assert columns.offsets.tolist() == [10 * i + j for i in range(5) for j in range(i + 1)]
 
 
@@ -225,9 +224,8 @@ def test_a_record_may_not_reach_into_the_next_batch() -> None:
 
 def test_what_unfolds_to_too_much_is_refused() -> None:
     batch = build_batch([Record(0, 0, None, b"0" * 100_000)], codec=codecs.ZSTD)
-    one = [Batch(read_header(batch), memoryview(batch))]
     with pytest.raises(KafkaError, match="more than 1000 bytes"):
-        read_columns(one, bytes_max=1000)
+        unpack(Batch(read_header(batch), memoryview(batch)), bytes_max=1000)
 
 
 def test_more_than_two_gibibytes_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
