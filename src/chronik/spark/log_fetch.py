@@ -53,6 +53,7 @@ class PartitionFetcher:
         self._partition = partition
         self._topic_id = topic_id
         self._seen = topic_id != NO_UUID  # whether the topic has existed
+        self._is_there = True
         self._read_committed = read_committed
         self._fetch_bytes = fetch_bytes
         self._max_wait_ms = max_wait_ms
@@ -65,9 +66,8 @@ class PartitionFetcher:
 
         try:
             return await self._cluster.retry(once, topics=(self._partition.topic,))
-        except KafkaError as error:
-            missing = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if missing and self._seen:
+        except KafkaError:
+            if self._seen and not self._is_there:
                 raise TopicReplaced(f"topic {self._partition.topic} was deleted") from None
             raise
 
@@ -78,7 +78,7 @@ class PartitionFetcher:
         return first[self._partition], last[self._partition]
 
     async def _fetch(self, offset: int) -> PartitionData:
-        topic = await self._cluster.topic(self._partition.topic)
+        topic = await self._topic()
         self._check_id(topic)
         leader = await self._cluster.partition(self._partition)
         request = self._request(offset, leader.leader_epoch)
@@ -96,6 +96,15 @@ class PartitionFetcher:
             raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, f"fetch from {self._partition}")
         check(found[0].error_code, f"{self._partition} at offset {offset}")
         return found[0]
+
+    async def _topic(self) -> MetadataResponseTopic:
+        try:
+            topic = await self._cluster.topic(self._partition.topic)
+        except KafkaError as error:
+            self._is_there = error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            raise
+        self._is_there = True
+        return topic
 
     def _check_id(self, topic: MetadataResponseTopic) -> None:
         if self._topic_id == NO_UUID:

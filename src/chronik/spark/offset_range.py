@@ -6,7 +6,7 @@ and only counted. Records that are gone from the log's beginning, from its end o
 itself are loss.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from chronik.model import TopicPartition
@@ -63,7 +63,12 @@ class Gaps:
             raise _data_loss(self._wanted, gap, why)
         known = self._by_reason.get(gap.reason)
         if known is not None:
-            gap = replace(gap, start=known.start, count=known.count + gap.count)
+            gap = Gap(
+                gap.reason,
+                min(known.start, gap.start),
+                max(known.end, gap.end),
+                known.count + gap.count,
+            )
         self._by_reason[gap.reason] = gap
 
     def all(self) -> list[Gap]:

@@ -38,11 +38,13 @@ class RangeReading:
         self.wanted = wanted
         self.position = wanted.start_offset  # the next offset to fetch
         self._passed = wanted.start_offset  # the next offset that is neither row nor gap
+        self._start = wanted.start_offset  # the first offset that is wanted and not lost
         self._columns = columns
         self._read_committed = read_committed
         self._batch_rows = batch_rows
         self._gaps = gaps
         self._group: list[Payload] = []
+        self._group_start = wanted.start_offset  # the first offset that is wanted of it
         self._group_rows = 0
         self._group_bytes = 0
         self._was_bare = False
@@ -78,16 +80,14 @@ class RangeReading:
         for batch in batches:
             header = batch.header
             verify_crc(batch)
-            begin, end = self._clipped(header)
+            begin, end = self._clipped(header, self._start)
+            self._miss("compacted", self._passed, header.base_offset)
             if header.is_control:
                 aborted.ended(batch)
-                self._miss_before(header)
                 self._miss("transaction marker", begin, end)
             elif aborted.includes(batch):
-                self._miss_before(header)
                 self._miss("aborted", begin, end)
             elif begin < end:
-                self._miss_before(header)
                 yield from self._add(batch)
             self._passed = max(self._passed, header.next_offset)
         if self.is_fetched:
@@ -103,7 +103,7 @@ class RangeReading:
         """Give up what lies before an offset: it is lost."""
         to_offset = min(to_offset, self.wanted.end_offset)
         self._gaps.note(Gap(reason, self.position, to_offset, to_offset - self.position), why)
-        self.position = self._passed = to_offset
+        self.position = self._passed = self._start = to_offset
 
     def out_of_range(self, log_start_offset: int, log_end_offset: int) -> None:
         """The log does not hold the position: it begins later, or ends before."""
@@ -116,8 +116,10 @@ class RangeReading:
 
     def _add(self, batch: Batch) -> Iterator[pa.RecordBatch]:
         payload = unpack(batch)
-        if self._group_bytes + len(payload.records) > GROUP_BYTES and self._group:
+        is_full = self._group_bytes + len(payload.records) > GROUP_BYTES
+        if self._group and (is_full or self._group_start != self._start):
             yield from self._decode()
+        self._group_start = self._start
         self._group.append(payload)
         self._group_rows += batch.header.record_count
         self._group_bytes += len(payload.records)
@@ -129,7 +131,7 @@ class RangeReading:
         self._group_rows = self._group_bytes = 0
         wanted = self.wanted
         columns = read_columns(group, headers="headers" in self._columns)
-        columns = columns.within(wanted.start_offset, wanted.end_offset)
+        columns = columns.within(self._group_start, wanted.end_offset)
         self._count_removed(group, len(columns))
         # In pieces of one size and of about as many rows as were asked for.
         pieces = max(1, round(len(columns) / self._batch_rows))
@@ -140,17 +142,14 @@ class RangeReading:
 
     def _count_removed(self, group: list[Payload], row_count: int) -> None:
         """Note the records that compaction has taken out of batches."""
-        spans = [self._clipped(payload.header) for payload in group]
+        spans = [self._clipped(payload.header, self._group_start) for payload in group]
         removed = sum(end - begin for begin, end in spans) - row_count
         if removed:
             self._gaps.note(Gap("compacted", spans[0][0], spans[-1][1], removed))
 
-    def _clipped(self, header: BatchHeader) -> tuple[int, int]:
-        begin = max(header.base_offset, self.wanted.start_offset)
+    def _clipped(self, header: BatchHeader, start_offset: int) -> tuple[int, int]:
+        begin = max(header.base_offset, start_offset)
         return begin, min(header.next_offset, self.wanted.end_offset)
-
-    def _miss_before(self, header: BatchHeader) -> None:
-        self._miss("compacted", self._passed, header.base_offset)
 
     def _miss(self, reason: Reason, start: int, end: int) -> None:
         end = min(end, self.wanted.end_offset)
