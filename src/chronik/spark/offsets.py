@@ -4,10 +4,13 @@ An offset names the end of a batch in each partition, under the id of its topic:
 deleted and made again has another id, so its records are never taken for the old one's. It also
 names the *begins* of the batch that it ends, for each partition that did not begin where the last
 batch ended: all of them in batch 0, new partitions, and those that were reset after a loss. Spark
-keeps only ends; a batch that is repeated after a crash would otherwise resolve `latest` again.
+keeps only ends; a batch that is repeated after a crash would otherwise resolve `latest` again. And
+it names into how many *parts* the batch's ranges are cut, because a sink tells repeated writes by
+the Spark partition: a batch that is repeated must have the same rows in each.
 
 Invariants
-    `ranges_between(start, end)` is the same each time, whatever happened to the log meanwhile.
+    `ranges_between(start, end)` and their parts are the same each time, whatever happened to the
+        log meanwhile.
     Nothing but names, ids and numbers is in an offset: it is written to the checkpoint as it is.
 
 Pure: `log_facts` asks the brokers, `planning` decides how far a batch goes.
@@ -19,11 +22,12 @@ from typing import Any, Final
 
 from chronik.model import TopicPartition
 from chronik.spark.errors import SourceError
+from chronik.spark.offset_range import OffsetRange
 
 VERSION: Final = 1
 NO_TOPIC_ID: Final = bytes(16)  # what brokers before Kafka 2.8 answer
 
-Begins = Mapping[TopicPartition, int]
+ByPlace = Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,8 @@ class StreamOffset:
     """The end of a batch, and the begins that the end before it does not tell."""
 
     topics: Mapping[str, TopicEnds]
-    begins: Begins = field(default_factory=dict)
+    begins: ByPlace = field(default_factory=dict)
+    parts: ByPlace = field(default_factory=dict)  # where there is more than one
     is_initial: bool = False  # No batch ended here: it is where the first one is to begin.
 
     def ends(self) -> dict[TopicPartition, int]:
@@ -58,11 +63,9 @@ class StreamOffset:
             ends = {str(partition): topic.ends[partition] for partition in sorted(topic.ends)}
             written["topics"][name] = {"id": topic.topic_id.hex(), "ends": ends}
         if self.begins:
-            begins: dict[str, dict[str, int]] = {}
-            for name, partition in sorted(self.begins):
-                place = TopicPartition(name, partition)
-                begins.setdefault(name, {})[str(partition)] = self.begins[place]
-            written["begins"] = begins
+            written["begins"] = _nested(self.begins)
+        if self.parts:
+            written["parts"] = _nested(self.parts)
         if self.is_initial:
             written["initial"] = True
         return written
@@ -79,38 +82,39 @@ class StreamOffset:
             str(name): TopicEnds(topic_id=bytes.fromhex(topic["id"]), ends=_numbered(topic["ends"]))
             for name, topic in written["topics"].items()
         }
-        begins = {
-            TopicPartition(str(name), partition): begin
-            for name, some in written.get("begins", {}).items()
-            for partition, begin in _numbered(some).items()
-        }
-        return cls(topics=topics, begins=begins, is_initial=bool(written.get("initial", False)))
+        return cls(
+            topics=topics,
+            begins=_flat(written.get("begins", {})),
+            parts=_flat(written.get("parts", {})),
+            is_initial=bool(written.get("initial", False)),
+        )
+
+
+def _nested(by_place: ByPlace) -> dict[str, dict[str, int]]:
+    nested: dict[str, dict[str, int]] = {}
+    for place in sorted(by_place):
+        nested.setdefault(place.topic, {})[str(place.partition)] = by_place[place]
+    return nested
+
+
+def _flat(written: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(str(name), partition): number
+        for name, some in written.items()
+        for partition, number in _numbered(some).items()
+    }
 
 
 def _numbered(written: Mapping[str, Any]) -> dict[int, int]:
     return {int(partition): int(offset) for partition, offset in written.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """What a batch takes from one partition; the end is exclusive."""
-
-    place: TopicPartition
-    topic_id: bytes
-    start_offset: int
-    end_offset: int
-
-    @property
-    def offset_count(self) -> int:
-        return self.end_offset - self.start_offset
+def ranges_between(start: StreamOffset, end: StreamOffset) -> list[OffsetRange]:
+    """What lies between two offsets, by topic and partition; empty ranges are left out."""
+    return sorted(_ranges(start, end), key=lambda each: each.place)
 
 
-def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Stretch]:
-    """What lies between two offsets, by topic and partition; empty stretches are left out."""
-    return sorted(_stretches(start, end), key=lambda stretch: stretch.place)
-
-
-def _stretches(start: StreamOffset, end: StreamOffset) -> Iterator[Stretch]:
+def _ranges(start: StreamOffset, end: StreamOffset) -> Iterator[OffsetRange]:
     started = start.ends()
     for name, topic in end.topics.items():
         for partition, end_offset in topic.ends.items():
@@ -122,9 +126,4 @@ def _stretches(start: StreamOffset, end: StreamOffset) -> Iterator[Stretch]:
                     " start the query with a new checkpoint"
                 )
             if end_offset > begin:
-                yield Stretch(
-                    place=place,
-                    topic_id=topic.topic_id,
-                    start_offset=begin,
-                    end_offset=end_offset,
-                )
+                yield OffsetRange(name, topic.topic_id, partition, begin, end_offset)

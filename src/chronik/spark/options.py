@@ -121,13 +121,12 @@ class WriteOptions:
     write_id: str | None = None
 
 
-def read_options(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
-    """The options of a read, or OptionsError."""
-    known = (*_SHARED, *_READ, *(_STREAM_ONLY if is_stream else _BATCH_ONLY))
-    given = _Given(options, known)
-    other = _BATCH_ONLY if is_stream else _STREAM_ONLY
-    kind = "streaming" if is_stream else "batch"
-    given.refuse(other, f"is not for {kind} reads")
+def read_options(options: Mapping[str, str], *, is_stream: bool | None) -> ReadOptions:
+    """The options of a read, or OptionsError. None: it is not yet known of which kind it is."""
+    given = _Given(options, (*_SHARED, *_READ, *_BATCH_ONLY, *_STREAM_ONLY))
+    if is_stream is not None:
+        other = _BATCH_ONLY if is_stream else _STREAM_ONLY
+        given.refuse(other, f"is not for {'streaming' if is_stream else 'batch'} reads")
     given.finish()
     decode, decode_key = (
         given.choice("decode", DECODE_FORMATS),

@@ -1,14 +1,14 @@
 """How far a batch goes and into how many tasks it is cut: pure arithmetic over what was found.
 
 `reconcile` compares where a query stands with what the log holds now, and names every loss.
-`admit` shares a limit among partitions, `split` cuts large stretches into several.
+`admit` shares a limit among partitions, `parts_of` and `cut` make several tasks of a large range.
 
 Invariants
     A limit is kept, except that a batch always takes at least one record where there is one: a
         record larger than the limit must not stop a query for ever.
     Every partition with a backlog gets its turn: one record each where the limit allows it, and
         otherwise the longest backlogs first.
-    A split loses and repeats no offset.
+    A cut loses and repeats no offset.
 """
 
 import math
@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from chronik.model import TopicPartition
-from chronik.spark.offsets import NO_TOPIC_ID, StreamOffset, Stretch, TopicEnds
+from chronik.spark.offset_range import OffsetRange
+from chronik.spark.offsets import NO_TOPIC_ID, StreamOffset, TopicEnds
 
 Weights = Mapping[TopicPartition, float]
 
@@ -55,7 +56,7 @@ class Loss:
 class Reconciled:
     """Where the next batch begins and could end, and what it can no longer get."""
 
-    stretches: Sequence[Stretch]
+    ranges: Sequence[OffsetRange]
     topics: Mapping[str, FoundTopic]
     begins: Mapping[TopicPartition, int]
     losses: Sequence[Loss]
@@ -63,7 +64,7 @@ class Reconciled:
 
 def reconcile(start: StreamOffset, found: Mapping[str, FoundTopic]) -> Reconciled:
     """Compare where a query stands with the log: what there is to read, and what is lost."""
-    stretches: list[Stretch] = []
+    ranges: list[OffsetRange] = []
     begins: dict[TopicPartition, int] = {}
     losses = [
         Loss(subject=name, reason="the topic was deleted or is no longer subscribed to", count=None)
@@ -90,15 +91,8 @@ def reconcile(start: StreamOffset, found: Mapping[str, FoundTopic]) -> Reconcile
                 losses.append(loss)
             if begin != stood or start.is_initial:
                 begins[place] = begin
-            stretches.append(
-                Stretch(
-                    place=place,
-                    topic_id=topic.topic_id,
-                    start_offset=begin,
-                    end_offset=span.end_offset,
-                )
-            )
-    return Reconciled(stretches=stretches, topics=found, begins=begins, losses=losses)
+            ranges.append(OffsetRange(name, topic.topic_id, partition, begin, span.end_offset))
+    return Reconciled(ranges=ranges, topics=found, begins=begins, losses=losses)
 
 
 def is_recreated(known_id: bytes, found_id: bytes) -> bool:
@@ -119,15 +113,20 @@ def _begin(place: TopicPartition, stood: int | None, span: LogSpan) -> tuple[int
     return stood, None
 
 
-def offset_after(reconciled: Reconciled, counts: Mapping[TopicPartition, int]) -> StreamOffset:
-    """The offset of a batch that takes so many offsets of each partition."""
+def offset_after(
+    reconciled: Reconciled,
+    counts: Mapping[TopicPartition, int],
+    parts: Mapping[TopicPartition, int] | None = None,
+) -> StreamOffset:
+    """The offset of a batch that takes so many offsets of each partition, in so many parts."""
     topics: dict[str, TopicEnds] = {}
-    for stretch in reconciled.stretches:
-        name, partition = stretch.place
+    for each in reconciled.ranges:
+        name, partition = each.place
         ends = dict(topics[name].ends) if name in topics else {}
-        ends[partition] = stretch.start_offset + counts.get(stretch.place, 0)
-        topics[name] = TopicEnds(topic_id=stretch.topic_id, ends=ends)
-    return StreamOffset(topics=topics, begins=reconciled.begins)
+        ends[partition] = each.start_offset + counts.get(each.place, 0)
+        topics[name] = TopicEnds(topic_id=each.topic_id, ends=ends)
+    several = {place: number for place, number in (parts or {}).items() if number > 1}
+    return StreamOffset(topics=topics, begins=reconciled.begins, parts=several)
 
 
 def capped(
@@ -178,35 +177,41 @@ def admit(
     return {place: count for place, count in taken.items() if count}
 
 
-def split(
-    stretches: Sequence[Stretch], parts_min: int, weights: Weights | None = None
-) -> list[Stretch]:
-    """Cut stretches so that there are at least so many, the heavy ones first.
+def parts_of(
+    ranges: Sequence[OffsetRange], parts_min: int, weights: Weights | None = None
+) -> dict[TopicPartition, int]:
+    """Into how many parts to cut each range to get at least so many, the heavy ones first.
 
-    A stretch whose weight is below the mean part stays whole; a record is never cut.
+    An offset is never cut, so that there may be fewer. Empty ranges have no part.
     """
-    whole = [stretch for stretch in stretches if stretch.offset_count > 0]
-    if len(whole) >= parts_min:
-        return whole
-    heft = {
-        stretch.place: stretch.offset_count * (weights or {}).get(stretch.place, 1.0)
-        for stretch in whole
-    }
-    parts = dict.fromkeys(heft, 1)
-    offsets = {stretch.place: stretch.offset_count for stretch in whole}
-    for _ in range(parts_min - len(whole)):
-        open_places = [place for place in heft if parts[place] < offsets[place]]
-        if not open_places:
+    counts = {each.place: count_of(each) for each in ranges if count_of(each) > 0}
+    heft = {place: counts[place] * (weights or {}).get(place, 1.0) for place in counts}
+    parts = dict.fromkeys(counts, 1)
+    for _ in range(parts_min - len(counts)):
+        can_be_cut = [place for place in counts if parts[place] < counts[place]]
+        if not can_be_cut:
             break
         # The next cut goes to whoever's parts are largest: the greedy way to the smallest maximum.
-        largest = max(open_places, key=lambda place: heft[place] / parts[place])
-        parts[largest] += 1
-    return [part for stretch in whole for part in _cut(stretch, parts[stretch.place])]
+        parts[max(can_be_cut, key=lambda place: heft[place] / parts[place])] += 1
+    return parts
 
 
-def _cut(stretch: Stretch, parts: int) -> Iterable[Stretch]:
-    bounds = [
-        stretch.start_offset + stretch.offset_count * number // parts for number in range(parts + 1)
+def cut(ranges: Sequence[OffsetRange], parts: Mapping[TopicPartition, int]) -> list[OffsetRange]:
+    """The ranges in so many parts each; one where nothing is said, none where it is empty."""
+    return [
+        part
+        for each in ranges
+        if count_of(each) > 0
+        for part in _cut(each, min(parts.get(each.place, 1), count_of(each)))
     ]
+
+
+def count_of(each: OffsetRange) -> int:
+    """How many offsets a range has."""
+    return each.end_offset - each.start_offset
+
+
+def _cut(whole: OffsetRange, parts: int) -> Iterable[OffsetRange]:
+    bounds = [whole.start_offset + count_of(whole) * number // parts for number in range(parts + 1)]
     for begin, end in pairwise(bounds):
-        yield replace(stretch, start_offset=begin, end_offset=end)
+        yield replace(whole, start_offset=begin, end_offset=end)

@@ -6,11 +6,12 @@ partition, an offset that the log does not have) is one sentence that says what 
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from chronik.model import TopicPartition
 from chronik.spark.errors import DataLossError, OptionsError, SourceError
 from chronik.spark.log_facts import LogFacts, Topic
-from chronik.spark.offsets import Stretch
+from chronik.spark.offset_range import OffsetRange
 from chronik.spark.options import ReadOptions, Subscription
 from chronik.spark.planning import FoundTopic, LogSpan
 from chronik.spark.positions import (
@@ -47,8 +48,13 @@ def find_topics(facts: LogFacts, subscription: Subscription) -> dict[str, Topic]
                 f"assign names partition {missing[0]} of {name}, which has"
                 f" {len(found[name].partitions)} partitions"
             )
+    return assigned_only(found, subscription)
+
+
+def assigned_only(found: Mapping[str, Topic], subscription: Subscription) -> dict[str, Topic]:
+    """The topics with no more partitions than were assigned, if any were."""
     return {
-        name: Topic(name=name, topic_id=topic.topic_id, partitions=subscription.assigned[name])
+        name: replace(topic, partitions=subscription.assigned.get(name, topic.partitions))
         for name, topic in found.items()
     }
 
@@ -158,9 +164,9 @@ def _check_named(
         )
 
 
-def batch_stretches(
+def batch_ranges(
     facts: LogFacts, options: ReadOptions, found: Mapping[str, FoundTopic]
-) -> list[Stretch]:
+) -> list[OffsetRange]:
     """What a batch read takes of each partition; empty ones too."""
     starts = resolve(
         facts,
@@ -177,7 +183,7 @@ def batch_stretches(
         option="endingOffsets",
         read_committed=options.read_committed,
     )
-    stretches = []
+    ranges = []
     for name, topic in sorted(found.items()):
         for partition, span in sorted(topic.spans.items()):
             place = TopicPartition(name, partition)
@@ -188,15 +194,8 @@ def batch_stretches(
                     f"endingOffsets: {place} ends at {span.end_offset}, before {end}: say -1 for"
                     " its end"
                 )
-            stretches.append(
-                Stretch(
-                    place=place,
-                    topic_id=topic.topic_id,
-                    start_offset=start,
-                    end_offset=max(end, start),
-                )
-            )
-    return stretches
+            ranges.append(OffsetRange(name, topic.topic_id, partition, start, max(end, start)))
+    return ranges
 
 
 def check_start(place: TopicPartition, start: int, span: LogSpan, fails: bool) -> int:

@@ -6,15 +6,17 @@ from hypothesis import strategies as st
 
 from chronik.model import TopicPartition
 from chronik.spark.errors import SourceError
-from chronik.spark.offsets import StreamOffset, Stretch, TopicEnds, ranges_between
+from chronik.spark.offset_range import OffsetRange
+from chronik.spark.offsets import StreamOffset, TopicEnds, ranges_between
 from chronik.spark.planning import (
     FoundTopic,
     LogSpan,
     admit,
     capped,
+    cut,
     offset_after,
+    parts_of,
     reconcile,
-    split,
 )
 
 ID = bytes(range(16))
@@ -85,31 +87,26 @@ def test_the_longest_backlog_is_served_first_if_the_limit_is_tiny() -> None:
 )
 def test_a_split_covers_every_offset_once(spans, parts, weights) -> None:
     stretches = [
-        Stretch(
-            place=TopicPartition("a", number),
-            topic_id=ID,
-            start_offset=start,
-            end_offset=start + count,
-        )
+        OffsetRange("a", ID, number, start, start + count)
         for number, (start, count) in enumerate(spans)
     ]
     by_place = {TopicPartition("a", number): weights[number] for number in range(len(spans))}
-    cut = split(stretches, parts, by_place)
-    offsets = [(c.place, o) for c in cut for o in range(c.start_offset, c.end_offset)]
+    pieces = cut(stretches, parts_of(stretches, parts, by_place))
+    offsets = [(c.place, o) for c in pieces for o in range(c.start_offset, c.end_offset)]
     wanted = [(s.place, o) for s in stretches for o in range(s.start_offset, s.end_offset)]
     assert offsets == wanted
-    assert all(part.offset_count > 0 for part in cut)
-    assert len(cut) >= min(parts, len(wanted))
+    assert all(part.end_offset > part.start_offset for part in pieces)
+    assert len(pieces) >= min(parts, len(wanted))
 
 
 def test_the_heavy_partition_is_cut_and_the_light_one_stays_whole() -> None:
-    def stretch(number: int) -> Stretch:
-        place = TopicPartition("a", number)
-        return Stretch(place=place, topic_id=ID, start_offset=0, end_offset=1000)
+    def stretch(number: int) -> OffsetRange:
+        return OffsetRange("a", ID, number, 0, 1000)
 
     weights = {TopicPartition("a", 0): 10.0, TopicPartition("a", 1): 1.0}
-    cut = split([stretch(0), stretch(1)], 6, weights)
-    assert [part.place.partition for part in cut] == [0, 0, 0, 0, 0, 1]
+    ranges = [stretch(0), stretch(1)]
+    pieces = cut(ranges, parts_of(ranges, 6, weights))
+    assert [part.partition for part in pieces] == [0, 0, 0, 0, 0, 1]
 
 
 # Reconciling
@@ -196,6 +193,7 @@ def test_an_offset_survives_its_text(ends, name, is_initial) -> None:
     offset = StreamOffset(
         topics={name: TopicEnds(topic_id=ID, ends=ends)},
         begins={TopicPartition(name, partition): 0 for partition in ends},
+        parts={TopicPartition(name, partition): 3 for partition in ends},
         is_initial=is_initial,
     )
     assert StreamOffset.from_json(offset.to_json()) == offset

@@ -1,0 +1,42 @@
+"""`format("chronik")`: topics as a Spark source and sink, in Python alone.
+
+    spark.read.format("chronik").option("bootstrap", "localhost:9092").load("orders")
+
+    (spark.readStream.format("chronik")
+        .option("kafka.bootstrap.servers", "localhost:9092").option("subscribe", "orders")
+        .option("decode", "json").option("schema", "id BIGINT, amount DECIMAL(10, 2)").load()
+        .writeStream.format("chronik").option("topic", "checked").option("encode", "json")
+        .option("checkpointLocation", "/tmp/checked").start())
+
+Spark makes this object on the driver, in a Python process of its own, and pickles it to others:
+it holds nothing but the options. The columns are in `layout`, the options in `options`.
+"""
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from chronik.spark.batch_reader import BatchReader
+from chronik.spark.layout import key_type, layout_for, output_schema
+from chronik.spark.options import read_options
+from chronik.spark.stream_reader import StreamReader
+from chronik.spark.value_schema import key_decoder_of, value_fields
+
+
+class ChronikSource(DataSource):
+    """The data source that Spark knows as `chronik`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "chronik"
+
+    def schema(self) -> StructType:
+        options = read_options(dict(self.options), is_stream=None)
+        return output_schema(options, value_fields(options), key_type(key_decoder_of(options)))
+
+    def reader(self, schema: StructType) -> BatchReader:
+        options = read_options(dict(self.options), is_stream=False)
+        return BatchReader(options, layout_for(schema, options))
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        options = read_options(dict(self.options), is_stream=True)
+        return StreamReader(options, layout_for(schema, options))
