@@ -109,14 +109,16 @@ class HeaderSpans:
         )
 
     def to_arrow(self, data: bytes) -> pa.ListArray:
-        """The headers as Spark's `kafka` source shows them; a row without any has an empty list."""
+        """The headers as Spark's `kafka` source shows them; a row without any has a null."""
         offsets = np.zeros(len(self.counts) + 1, dtype=np.int32)
         np.cumsum(self.counts, out=offsets[1:])
         pairs = pa.StructArray.from_arrays(
             [_to_text(self.names.to_arrow(data)), self.values.to_arrow(data)],
             fields=list(HEADERS_TYPE.value_type),
         )
-        return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=HEADERS_TYPE)
+        return pa.ListArray.from_arrays(
+            pa.array(offsets), pairs, type=HEADERS_TYPE, mask=pa.array(self.counts == 0)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
