@@ -10,6 +10,7 @@ import importlib.util
 import itertools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,20 @@ class Topics:
 
     def delete(self, name: str) -> None:
         self._admin.delete_topics([name])[name].result(TIMEOUT_S)
+
+    def grow(self, name: str, partitions: int) -> None:
+        from confluent_kafka.admin import NewPartitions
+
+        self._admin.create_partitions([NewPartitions(name, partitions)])[name].result(TIMEOUT_S)
+        # A producer learns of new partitions by its next metadata.
+        self._producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
+
+    @staticmethod
+    def wait_until(is_done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not is_done():
+            assert time.monotonic() < deadline, "it did not come to pass"
+            time.sleep(0.05)
 
     def delete_records(self, name: str, partition: int, before: int) -> None:
         from confluent_kafka import TopicPartition
