@@ -170,10 +170,16 @@ def admit(
             taken[place] = 1
             room -= costs[place]
     rest = sum((sizes[place] - taken[place]) * costs[place] for place in sizes)
-    if room > 0 and rest > 0:
-        for place in sizes:
-            share = room * (sizes[place] - taken[place]) / rest
-            taken[place] += min(math.floor(share), sizes[place] - taken[place])
+    # Shares are rounded down: what is left after them is less than one record each.
+    for place in longest_first:
+        left = sizes[place] - taken[place]
+        share = min(math.floor(max(room, 0) * left / rest), left) if rest > 0 else 0
+        taken[place] += share
+    spent = sum(taken[place] * costs[place] for place in sizes)
+    for place in longest_first:
+        if taken[place] < sizes[place] and spent + costs[place] <= limit:
+            taken[place] += 1
+            spent += costs[place]
     return {place: count for place, count in taken.items() if count}
 
 

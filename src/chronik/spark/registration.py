@@ -25,7 +25,7 @@ def register(spark: "SparkSession") -> None:
     """Register the source with a session, or SourceError if its workers could not run it."""
     from chronik.spark.source import ChronikSource
 
-    if spark.sparkContext.master.startswith("local"):  # Elsewhere the same words may name another interpreter.
+    if str(spark.sparkContext.master).startswith("local"):  # Elsewhere the same words may name another interpreter.
         check_worker_python(spark.sparkContext.pythonExec)
     spark.dataSource.register(ChronikSource)
 
