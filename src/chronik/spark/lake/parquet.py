@@ -51,14 +51,18 @@ class FileWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows. The batch has the partition columns, whether or not the file keeps them."""
         for part, rows in parts_of(batch, self._partitioning):
-            if not rows.num_rows:
-                continue
-            opened = self._open.pop(part, None) or self._begin(part)
-            opened.write(rows.select(self._schema.names).cast(self._schema))
-            if opened.byte_count >= self._target_bytes:
-                self._written.append(opened.close())
-            else:
-                self._open[part] = opened  # at the end: the least lately used is the first
+            self.write_part(part, rows)
+
+    def write_part(self, part: tuple[str | None, ...], rows: pa.RecordBatch) -> None:
+        """Write rows that are known to belong to one part of the table."""
+        if not rows.num_rows:
+            return
+        opened = self._open.pop(part, None) or self._begin(part)
+        opened.write(rows.select(self._schema.names).cast(self._schema))
+        if opened.byte_count >= self._target_bytes:
+            self._written.append(opened.close())
+        else:
+            self._open[part] = opened  # at the end: the least lately used is the first
 
     def _begin(self, part: tuple[str | None, ...]) -> "_OpenFile":
         if len(self._open) >= OPEN_FILES_MAX:
@@ -139,6 +143,16 @@ class _OpenFile:
         """Let go of the file after an error; what is on disk is deleted with the unreferenced."""
         self._writer.close()
         self._stream.close()
+
+
+def described(storage: Storage, path: str, part: tuple[str | None, ...]) -> DataFile:
+    """A file that was written earlier, from what is in it."""
+    with storage.open_file(path) as stream:
+        footer = pq.read_metadata(stream)
+        size = int(stream.size())  # type: ignore[attr-defined]
+    return DataFile(
+        path=path, byte_count=size, row_count=footer.num_rows, footer=footer, partition=part
+    )
 
 
 def read_rows(

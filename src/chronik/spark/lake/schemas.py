@@ -24,7 +24,13 @@ SYSTEM_COLUMNS: Final = pa.schema(
     ]
 )
 DEAD_LETTER_COLUMNS: Final = pa.schema(
-    [*SYSTEM_COLUMNS, pa.field("_value", pa.binary()), pa.field("_reason", pa.string())]
+    [
+        *SYSTEM_COLUMNS,
+        pa.field("_value", pa.binary()),
+        pa.field("_reason", pa.string()),
+        # Tells the rows of a topic from those of a namesake that was deleted before.
+        pa.field("_topic_id", pa.binary()),
+    ]
 )
 
 

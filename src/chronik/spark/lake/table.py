@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 COMMIT_ATTEMPTS_MAX: Final = 10  # each one lost to somebody else's commit, not to a broken table
 NO_MARKS: Final[Mapping[str, int]] = MappingProxyType({})
 FENCE: Final = "chronik.fence"
-REPLAY: Final = "chronik.replay"  # the mark of the last replay of dead letters; see dead_letters
+# The last replay of dead letters that was begun, and the last that was done; see `replay`.
+REPLAY: Final = "chronik.replay"
+REPLAY_DONE: Final = "chronik.replay.done"
+EXPIRY: Final = "chronik.expiry"  # how often unreferenced files were deleted; see `expiry`
+INTENTS: Final = "_chronik"  # a directory that no engine takes for data
 
 
 class LakeError(Exception):
@@ -103,6 +107,7 @@ class Change:
 
     added: tuple[DataFile, ...] = ()
     removed: tuple[LiveFile, ...] = ()
+    required: tuple[LiveFile, ...] = ()  # must still be there, and stay
     advances: tuple[Advance, ...] = ()
     marks: Mapping[str, int] = field(default_factory=lambda: NO_MARKS)
     marks_expected: Mapping[str, int | None] = field(default_factory=lambda: NO_MARKS)
@@ -187,11 +192,14 @@ def check_change(change: Change, state: TableState) -> None:
     for name, expected in change.marks_expected.items():
         if state.mark(name) != expected:
             raise Refused(f"{name} is {state.mark(name)}, and this change expects {expected}")
-    if change.removed:
+    if change.removed or change.required:
         live = {each.path for each in state.files()}
-        gone = [each.path for each in change.removed if each.path not in live]
+        needed = (*change.removed, *change.required)
+        gone = [each.path for each in needed if each.path not in live]
         if gone:
-            raise Refused(f"{len(gone)} of the files to replace are gone, such as {gone[0]}")
+            raise Refused(
+                f"{len(gone)} of the files that this change needs are gone, such as {gone[0]}"
+            )
 
 
 def has_landed(change: Change, state: TableState) -> bool:
