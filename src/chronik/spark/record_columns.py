@@ -69,7 +69,7 @@ class Spans:
         """The spans of some rows."""
         return Spans(starts=self.starts[first:last], lengths=self.lengths[first:last])
 
-    def to_arrow(self, data: bytes) -> pa.BinaryArray:
+    def to_arrow(self, data: bytes | pa.Buffer) -> pa.BinaryArray:
         """The byte strings, copied out of the buffer."""
         count = len(self.starts)
         if not count:
@@ -158,7 +158,7 @@ class RecordColumns:
     def to_arrow(self, columns: Sequence[str], *, topic: str, partition: int) -> pa.RecordBatch:
         """The named columns of `SCHEMA`, in the order in which they are named."""
         arrays = [self._column(name, topic, partition) for name in columns]
-        if not arrays:  # A count needs rows without columns, which only a struct can carry.
+        if not arrays:  # Who only counts wants rows without columns, which a struct can carry.
             rows = pa.StructArray.from_buffers(pa.struct([]), len(self), [None])
             return pa.RecordBatch.from_struct_array(rows)
         return pa.RecordBatch.from_arrays(
