@@ -442,7 +442,7 @@ def run_and_exit(root: str, table_format: str, seed: int) -> None:
     chance = random.Random(seed)
     world = World(Path(root), table_format, Log(seed=seed), int(time.time() * 1000) + 2 * DAY_MS)
     world.log.grow(chance)
-    with watching(), EVENTS.at(chance.randint(3, 14), lambda name: os._exit(17)):
+    with watching(), EVENTS.at(chance.randint(2, 8), lambda name: os._exit(17)):
         for _ in range(3):
             work(world, chance.randrange(3), chance, ["round", "compact", "replay"])
 
