@@ -1,0 +1,188 @@
+"""Columns become values, and `decode` gives them back."""
+
+import datetime
+import json
+import pickle
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chronik.spark.decode import decoder_for
+from chronik.spark.encode import encoder_for
+from chronik.spark.errors import OptionsError, SourceError
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("price", pa.decimal128(10, 2)),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("naive", pa.timestamp("us")),
+        ("raw", pa.binary()),
+        ("tags", pa.list_(pa.field("element", pa.string()))),
+        ("m", pa.map_(pa.string(), pa.list_(pa.field("element", pa.date32())))),
+        ("s", pa.struct([("x", pa.float64()), ("m", pa.map_(pa.string(), pa.int32()))])),
+    ]
+)
+dates = st.dates()
+rows = st.fixed_dictionaries(
+    {
+        "id": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "name": st.none() | st.text(max_size=5),
+        "price": st.none() | st.decimals(-9999, 9999, places=2, allow_nan=False),
+        "day": st.none() | dates,
+        "at": st.none() | st.datetimes(timezones=st.just(datetime.UTC)),
+        "naive": st.none() | st.datetimes(),
+        "raw": st.none() | st.binary(max_size=5),
+        "tags": st.none() | st.lists(st.none() | st.text(max_size=3), max_size=3),
+        "m": st.none()
+        | st.dictionaries(
+            st.text(max_size=3), st.none() | st.lists(dates, max_size=2), max_size=2
+        ).map(lambda found: list(found.items())),
+        "s": st.none()
+        | st.fixed_dictionaries(
+            {
+                "x": st.floats(allow_nan=False, allow_infinity=False),
+                "m": st.none()
+                | st.dictionaries(st.text(max_size=2), st.integers(-5, 5), max_size=2).map(
+                    lambda found: list(found.items())
+                ),
+            }
+        ),
+    }
+)
+
+
+def batch(found: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(found, schema=schema)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(rows, max_size=5))
+def test_json_there_and_back(found: list[dict[str, Any]]) -> None:
+    columns = batch(found)
+    values = encoder_for("json", schema=SCHEMA).encode(columns)
+    decoded = decoder_for("json", schema=SCHEMA).decode(values)
+    assert decoded.errors.null_count == len(found)
+    assert decoded.columns.to_pylist() == columns.to_pylist()
+
+
+def test_json_text() -> None:
+    row = {
+        "id": 1,
+        "name": "é\n",
+        "price": Decimal("1.50"),
+        "day": datetime.date(2020, 1, 2),
+        "at": datetime.datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC),
+        "naive": datetime.datetime(2020, 1, 2, 3, 4, 5),
+        "raw": b"\x00",
+        "tags": ["a", None],
+        "m": [("k", [datetime.date(2020, 1, 2)])],
+        "s": {"x": float("nan"), "m": []},
+    }
+    (value,) = encoder_for("json", schema=SCHEMA).encode(batch([row])).to_pylist()
+    assert json.loads(value) == {
+        "id": 1,
+        "name": "é\n",
+        "price": "1.50",
+        "day": "2020-01-02",
+        "at": "2020-01-02T03:04:05.000006Z",
+        "naive": "2020-01-02T03:04:05",
+        "raw": "AA==",
+        "tags": ["a", None],
+        "m": {"k": ["2020-01-02"]},
+        "s": {"x": None, "m": {}},
+    }
+    assert b"\n" not in value
+
+
+AVRO = {
+    "type": "record",
+    "name": "R",
+    "fields": [
+        {"name": "id", "type": ["null", "long"]},
+        {"name": "name", "type": "string"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {
+            "name": "price",
+            "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2},
+        },
+        {"name": "m", "type": {"type": "map", "values": "int"}},
+        {"name": "more", "type": "int", "default": 5},
+    ],
+}
+AVRO_COLUMNS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("price", pa.decimal128(10, 2)),
+        ("m", pa.map_(pa.string(), pa.int32())),
+    ]
+)
+
+
+def test_avro_there_and_back() -> None:
+    text = json.dumps(AVRO)
+    encoder = pickle.loads(
+        pickle.dumps(encoder_for("avro", schema=AVRO_COLUMNS, options={"schema": text}))
+    )
+    found = [
+        {
+            "id": number or None,
+            "name": f"n{number}",
+            "at": datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
+            "price": Decimal("1.25"),
+            "m": [("a", number)],
+        }
+        for number in range(3)
+    ]
+    values = encoder.encode(batch(found, AVRO_COLUMNS))
+    decoded = decoder_for("avro", options={"schema": text}).decode(values)
+    assert decoded.columns.to_pylist() == [{**row, "more": 5} for row in found]
+
+
+def test_a_row_that_does_not_fit_is_shown() -> None:
+    encoder = encoder_for("avro", schema=AVRO_COLUMNS, options={"schema": json.dumps(AVRO)})
+    with pytest.raises(SourceError, match=r"does not fit the Avro schema.*\"id\": 7"):
+        encoder.encode(batch([{"id": 7, "name": None}], AVRO_COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("format_name", "schema", "options", "text"),
+    [
+        ("xml", AVRO_COLUMNS, {}, "there is no format 'xml', only json, avro"),
+        ("avro", AVRO_COLUMNS, {}, "needs the option schema"),
+        ("avro", AVRO_COLUMNS, {"schema": '"string"'}, "the schema of a record"),
+        (
+            "avro",
+            AVRO_COLUMNS.append(pa.field("extra", pa.string())),
+            {"schema": json.dumps(AVRO)},
+            "no field for the columns extra",
+        ),
+        (
+            "avro",
+            pa.schema([("id", pa.int64())]),
+            {"schema": json.dumps(AVRO)},
+            "fields name, at, price, m have neither column nor default",
+        ),
+    ],
+)
+def test_what_cannot_be_encoded(
+    format_name: str, schema: pa.Schema, options: dict[str, str], text: str
+) -> None:
+    with pytest.raises(OptionsError, match=text):
+        encoder_for(format_name, schema=schema, options=options)
+
+
+def test_rows_without_columns_are_empty_objects() -> None:
+    nothing = pa.RecordBatch.from_struct_array(
+        pa.StructArray.from_buffers(pa.struct([]), 2, [None])
+    )
+    values = encoder_for("json", schema=nothing.schema).encode(nothing)
+    assert values.to_pylist() == [b"{}", b"{}"]
