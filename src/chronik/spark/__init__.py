@@ -5,14 +5,20 @@
     chronik.spark.register(spark)  # not needed where the package is installed: Spark finds it
     spark.read.format("chronik").option("bootstrap", "localhost:9092").load("orders").show()
 
+    # history from the lake table, the tail from the log, as one frame
+    chronik.spark.table(spark, "orders", bootstrap="localhost:9092", warehouse="lake").show()
+
 Nothing heavy is imported here: without the `spark` extra the package can be imported, and each
 function says what is missing.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chronik.spark.lake.warehouse import Warehouse
 
 
 def register(spark: "SparkSession") -> None:
@@ -20,3 +26,32 @@ def register(spark: "SparkSession") -> None:
     from chronik.spark.registration import register as register_source
 
     register_source(spark)
+
+
+def table(
+    spark: "SparkSession",
+    name: str,
+    *,
+    bootstrap: str = "localhost:9092",
+    warehouse: "str | Warehouse",
+    table_format: str | None = None,
+    decode: str | None = None,
+    schema: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> "DataFrame":
+    """A topic's whole history: what its lake table has, and from the log what it has not yet.
+
+    Both are pinned now. What is not given (`table_format`, `decode`, `schema`) is taken from the
+    topic's settings, where the pipeline has it from; `options` are further ones of the connection.
+    """
+    from chronik.spark.union_read import table as union_table
+
+    return union_table(
+        spark,
+        name,
+        warehouse=warehouse,
+        connection_options={"bootstrap": bootstrap, **(options or {})},
+        table_format=table_format,
+        decode=decode,
+        schema=schema,
+    )

@@ -21,6 +21,7 @@ from chronik.spark.resolution import (
     NO_OFFSET,
     batch_ranges,
     bytes_per_offset,
+    check_id,
     find_spans,
     find_topics,
 )
@@ -63,6 +64,7 @@ class BatchReader(DataSourceReader):
         options = self._options
         with LogFacts(options.connection) as facts:
             topics = find_topics(facts, options.subscription)
+            check_id(topics, options.topic_id)
             found = find_spans(facts, topics, read_committed=options.read_committed)
             ranges = self._narrowed(facts, batch_ranges(facts, options, found))
             if options.min_partitions is not None and len(ranges) < options.min_partitions:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from chronik.client.admin import Admin, Resource
 from chronik.client.cluster import Cluster, check
 from chronik.client.groups import Groups
 from chronik.client.link import ConnectionFailed
@@ -118,6 +119,15 @@ class LogFacts:
             ]
 
         return {topic.name: topic for topic in map(_described, self._ask(ask))}
+
+    def topic_settings(self, name: str) -> dict[str, str]:
+        """The settings of a topic, those that have a value."""
+
+        async def ask(cluster: Cluster) -> dict[str, str]:
+            found = await Admin(cluster).describe_configs(Resource.TOPIC, name)
+            return {each.name: each.value for each in found if each.value is not None}
+
+        return self._ask(ask)
 
     # Offsets
 

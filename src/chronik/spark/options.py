@@ -60,6 +60,7 @@ _READ: Final = (
     "decodeKey",
     "schema",
     "keySchema",
+    "topicId",
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "groupId")
@@ -108,6 +109,7 @@ class ReadOptions:
     decode_key: str | None = None
     schema: str | None = None
     key_schema: str | None = None
+    topic_id: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,7 @@ def read_options(options: Mapping[str, str], *, is_stream: bool | None) -> ReadO
         decode_key=decode_key,
         schema=given.text("schema"),
         key_schema=given.text("keySchema"),
+        topic_id=given.identifier("topicId"),
     )
 
 
@@ -340,6 +343,15 @@ class _Given:
         if found is None or int(found[1]) == 0:
             raise OptionsError(f"{name}={value!r} is no size: say 1048576, 512k, 64m or 1g")
         return int(found[1]) * _UNIT_BYTES[found[2].lower()]
+
+    def identifier(self, name: str) -> bytes | None:
+        """A topic's id, in hexadecimal."""
+        value = self.text(name)
+        if value is None:
+            return None
+        if re.fullmatch(r"[0-9a-fA-F]{32}", value) is None:
+            raise OptionsError(f"{name}={value!r} is no topic id: it has 32 hexadecimal digits")
+        return bytes.fromhex(value)
 
     def names(self, name: str) -> tuple[str, ...] | None:
         """Names with commas between them, each once."""

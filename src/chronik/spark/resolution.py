@@ -13,7 +13,7 @@ from chronik.spark.errors import DataLossError, OptionsError, SourceError
 from chronik.spark.log_facts import LogFacts, Topic
 from chronik.spark.offset_range import OffsetRange
 from chronik.spark.options import ReadOptions, Subscription
-from chronik.spark.planning import FoundTopic, LogSpan
+from chronik.spark.planning import FoundTopic, LogSpan, is_recreated
 from chronik.spark.positions import (
     EARLIEST,
     LATEST,
@@ -49,6 +49,16 @@ def find_topics(facts: LogFacts, subscription: Subscription) -> dict[str, Topic]
                 f" {len(found[name].partitions)} partitions"
             )
     return assigned_only(found, subscription)
+
+
+def check_id(topics: Mapping[str, Topic], wanted: bytes | None) -> None:
+    """SourceError if a topic is not the one that was meant, but one of the same name."""
+    for topic in topics.values():
+        if wanted is not None and is_recreated(wanted, topic.topic_id):
+            raise SourceError(
+                f"the topic {topic.name} was deleted and created again: it has the id"
+                f" {topic.topic_id.hex()}, and this read is of {wanted.hex()}; make the frame anew"
+            )
 
 
 def assigned_only(found: Mapping[str, Topic], subscription: Subscription) -> dict[str, Topic]:

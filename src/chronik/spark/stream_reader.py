@@ -47,6 +47,7 @@ from chronik.spark.progress import Progress
 from chronik.spark.resolution import (
     assigned_only,
     bytes_per_offset,
+    check_id,
     check_start,
     find_spans,
     find_topics,
@@ -87,6 +88,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _resolved_start(self) -> StreamOffset:
         options = self._options
         topics = find_topics(self.facts, options.subscription)
+        check_id(topics, options.topic_id)
         found = find_spans(self.facts, topics, read_committed=options.read_committed)
         starts = resolve(
             self.facts,
