@@ -1,32 +1,61 @@
 """Columns become values: JSON or Avro, one value for each row.
 
-    column        JSON
-    timestamp     RFC 3339 in UTC ("2026-01-02T03:04:05.000006Z"); without a zone if it has none
-    date          "2026-01-02"
-    decimal       text ("12.50"): no reader loses a digit, and `decode` takes it back
-    binary        base64 text
-    NaN, Infinity null: JSON has no such numbers
-    struct, map   object; null fields are written as null
+    column        JSON                                                   Avro, if it is derived
+    string        text                                                   string
+    boolean       true, false                                            boolean
+    byte to long  number                                                 int, long
+    float, double number; null for NaN and Infinity, which JSON has not  float, double
+    decimal       text ("12.50"): no reader loses a digit                decimal of bytes
+    timestamp     RFC 3339 in UTC ("2026-01-02T03:04:05.000006Z")        timestamp-micros
+    ... ntz       the same without a zone                                local-timestamp-micros
+    date          "2026-01-02"                                           date
+    binary        base64 text                                            bytes
+    array         array                                                  array
+    struct        object with all its fields                             record
+    map           object; keys must be text                              map
+    null          null, and not a field that is missing                  null, of a union with null
+
+`decode` takes all of it back. JSON is made by Arrow's kernels for all rows at once (`json_text`).
 
 Avro is written by the schema that is given: each of its fields is a column, or has a default; a
-column that the schema has not is refused. No frame is written before it, since no registry is asked
-for an id. A row that does not fit raises SourceError: nothing of it is written.
+column that the schema has not is refused. Without one it is derived from the columns, and whoever
+reads must be given it: `avro_schema` tells it. No frame is written before a value, since no
+registry is asked for an id; so a column that is never null goes first, or else a value whose first
+columns are null may look like a frame to a reader that expects some. A row that does not fit raises
+SourceError: nothing of it is written.
 """
 
 import io
 import json
+import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import fastavro
-import msgspec
 import pyarrow as pa
 
 from chronik.spark.decode.avro import parse
 from chronik.spark.errors import OptionsError, SourceError
+from chronik.spark.json_text import check_type, object_texts
 
-FORMATS = ("json", "avro")
+FORMATS: Final = ("json", "avro")
+# Arrow's offsets have 32 bits, and JSON of control characters is six times as long as they are.
+PART_BYTES_MAX: Final = 256 * 1024 * 1024
+_AVRO_PLAIN: Final[dict[pa.DataType, Any]] = {
+    pa.bool_(): "boolean",
+    pa.int8(): "int",
+    pa.int16(): "int",
+    pa.int32(): "int",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "bytes",
+    pa.date32(): {"type": "int", "logicalType": "date"},
+}
+_AVRO_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_UNITS: Final = {"timestamp-micros": "us", "timestamp-millis": "ms"}
 
 
 class Encoder(Protocol):
@@ -43,12 +72,10 @@ def encoder_for(
     """What encodes rows of these columns. Raises OptionsError."""
     match format:
         case "json":
-            return JsonEncoder()
+            return JsonEncoder(schema)
         case "avro":
             text = (options or {}).get("schema")
-            if not text:
-                raise OptionsError("encode=avro needs the option schema: the schema as JSON")
-            return AvroEncoder(text, schema.names)
+            return AvroEncoder(text or avro_schema(schema), schema.names)
         case _:
             raise OptionsError(f"there is no format {format!r}, only {', '.join(FORMATS)}")
 
@@ -56,10 +83,55 @@ def encoder_for(
 class JsonEncoder:
     """Writes an object for each row."""
 
+    def __init__(self, schema: pa.Schema) -> None:
+        for column in schema:
+            check_type(column.name, column.type)
+
     def encode(self, columns: pa.RecordBatch) -> pa.BinaryArray:
         """As many values as there are rows."""
-        encode = msgspec.json.Encoder().encode
-        return pa.array([encode(row) for row in _rows(columns)], pa.binary())
+        count = columns.num_rows
+        if columns.nbytes > PART_BYTES_MAX and count > 1:
+            first, second = columns.slice(0, count // 2), columns.slice(count // 2)
+            return pa.concat_arrays([self.encode(first), self.encode(second)])
+        found = object_texts(columns.columns, columns.schema.names, count)
+        return found.cast(pa.binary())
+
+
+def avro_schema(schema: pa.Schema) -> str:
+    """The Avro schema of some columns, as JSON: each of them may be null. Raises OptionsError."""
+    return json.dumps(_avro_record("Value", list(schema)))
+
+
+def _avro_record(name: str, fields: list[pa.Field]) -> dict[str, Any]:
+    found = []
+    for field in fields:
+        if not _AVRO_NAME.fullmatch(field.name):
+            raise OptionsError(
+                f"{field.name!r} is no name in Avro, which has letters, digits and _: rename it"
+            )
+        kind = ["null", _avro_type(f"{name}_{field.name}", field.type)]
+        found.append({"name": field.name, "type": kind, "default": None})
+    return {"type": "record", "name": name, "fields": found}
+
+
+def _avro_type(name: str, kind: pa.DataType) -> Any:
+    if kind in _AVRO_PLAIN:
+        return _AVRO_PLAIN[kind]
+    if pa.types.is_timestamp(kind):
+        word = "local-timestamp-micros" if kind.tz is None else "timestamp-micros"
+        return {"type": "long", "logicalType": word}
+    if pa.types.is_decimal128(kind):
+        digits = {"precision": kind.precision, "scale": kind.scale}
+        return {"type": "bytes", "logicalType": "decimal", **digits}
+    if pa.types.is_struct(kind):
+        return _avro_record(name, list(kind))
+    if pa.types.is_list(kind):
+        return {"type": "array", "items": ["null", _avro_type(name, kind.value_type)]}
+    if pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
+        return {"type": "map", "values": ["null", _avro_type(name, kind.item_type)]}
+    raise OptionsError(
+        f"the column {name.partition('_')[2]} is {kind}, which Avro has not: cast it"
+    )
 
 
 class AvroEncoder:
@@ -93,9 +165,33 @@ class AvroEncoder:
     def _parsed(self) -> Any:
         return parse(self._text)
 
+    @cached_property
+    def _units(self) -> dict[str, str]:
+        """The fields that are times and nothing else but null, and their units."""
+        found = {}
+        for field in self._parsed["fields"]:
+            kinds = field["type"] if isinstance(field["type"], list) else [field["type"]]
+            kinds = [kind for kind in kinds if kind != "null"]
+            if len(kinds) == 1 and isinstance(kinds[0], dict):
+                unit = _UNITS.get(kinds[0].get("logicalType", ""))
+                if unit is not None:
+                    found[field["name"]] = unit
+        return found
+
     def encode(self, columns: pa.RecordBatch) -> pa.BinaryArray:
         """As many values as there are rows."""
-        return pa.array([self._encoded(row) for row in _rows(columns)], pa.binary())
+        return pa.array([self._encoded(row) for row in _rows(self._counted(columns))], pa.binary())
+
+    def _counted(self, columns: pa.RecordBatch) -> pa.RecordBatch:
+        """Times as the numbers that are written: Python's own of them are slow to make."""
+        units = self._units
+        arrays = [
+            column.cast(pa.timestamp(units[name], tz="UTC"), safe=False).view(pa.int64())
+            if name in units and pa.types.is_timestamp(column.type) and column.type.tz is not None
+            else column
+            for name, column in zip(columns.schema.names, columns.columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, names=columns.schema.names)
 
     def _encoded(self, row: dict[str, Any]) -> bytes:
         out = io.BytesIO()

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chronik.spark import encode
 from chronik.spark.decode import decoder_for
-from chronik.spark.encode import encoder_for
+from chronik.spark.encode import avro_schema, encoder_for
 from chronik.spark.errors import OptionsError, SourceError
 
 SCHEMA = pa.schema(
@@ -92,7 +93,7 @@ def test_json_text() -> None:
         "price": "1.50",
         "day": "2020-01-02",
         "at": "2020-01-02T03:04:05.000006Z",
-        "naive": "2020-01-02T03:04:05",
+        "naive": "2020-01-02T03:04:05.000000",
         "raw": "AA==",
         "tags": ["a", None],
         "m": {"k": ["2020-01-02"]},
@@ -157,7 +158,15 @@ def test_a_row_that_does_not_fit_is_shown() -> None:
     ("format_name", "schema", "options", "text"),
     [
         ("xml", AVRO_COLUMNS, {}, "there is no format 'xml', only json, avro"),
-        ("avro", AVRO_COLUMNS, {}, "needs the option schema"),
+        ("avro", pa.schema([("a b", pa.int32())]), {}, "'a b' is no name in Avro"),
+        ("avro", pa.schema([("a", pa.duration("us"))]), {}, "column a is duration"),
+        ("json", pa.schema([("a", pa.duration("us"))]), {}, "column a is duration"),
+        (
+            "json",
+            pa.schema([("a", pa.struct([("b", pa.map_(pa.int32(), pa.string()))]))]),
+            {},
+            "a.b: keys of a map are text",
+        ),
         ("avro", AVRO_COLUMNS, {"schema": '"string"'}, "the schema of a record"),
         (
             "avro",
@@ -186,3 +195,65 @@ def test_rows_without_columns_are_empty_objects() -> None:
     )
     values = encoder_for("json", schema=nothing.schema).encode(nothing)
     assert values.to_pylist() == [b"{}", b"{}"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(rows, max_size=5))
+def test_avro_by_a_derived_schema_there_and_back(found: list[dict[str, Any]]) -> None:
+    # A null first is a zero byte first, which may look like a frame: see `encode`.
+    columns = batch([{**row, "id": index} for index, row in enumerate(found)])
+    values = encoder_for("avro", schema=SCHEMA).encode(columns)
+    decoder = decoder_for("avro", options={"schema": avro_schema(SCHEMA)})
+    assert decoder.schema == decoder_for("json", schema=SCHEMA).schema
+    decoded = decoder.decode(values)
+    assert decoded.errors.null_count == len(found)
+    assert decoded.columns.to_pylist() == columns.to_pylist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(rows, min_size=3, max_size=6))
+def test_a_slice_is_encoded_as_its_rows_alone(found: list[dict[str, Any]]) -> None:
+    encoder = encoder_for("json", schema=SCHEMA)
+    whole = encoder.encode(batch(found)).to_pylist()
+    assert encoder.encode(batch(found).slice(1, 2)).to_pylist() == whole[1:3]
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", min_codepoint=0, max_codepoint=0x10FFFF))))
+def test_any_text_is_one_line_of_json(texts: list[str]) -> None:
+    columns = pa.record_batch({'a "b"\n': pa.array(texts, pa.string())})
+    values = encoder_for("json", schema=columns.schema).encode(columns).to_pylist()
+    assert [json.loads(value) for value in values] == [{'a "b"\n': text} for text in texts]
+    assert not any(b"\n" in value for value in values)
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_floats_stay_floats(kind: pa.DataType) -> None:
+    column = pa.array([1, -0.0, 1e20, 5e-30, 0.1, float("nan"), float("-inf"), None], kind)
+    columns = pa.record_batch({"x": column})
+    values = encoder_for("json", schema=columns.schema).encode(columns).to_pylist()
+    assert values[0] == b'{"x":1.0}'
+    finite = [*column.to_pylist()[:5], None, None, None]
+    back = decoder_for("json", schema=columns.schema).decode(pa.array(values, pa.binary()))
+    assert back.columns.column(0).to_pylist() == finite
+    assert all(isinstance(json.loads(value)["x"], float | None) for value in values)
+
+
+def test_times_of_other_zones_and_units_are_utc() -> None:
+    column = pa.array([1_000], pa.timestamp("ms", tz="America/New_York"))
+    columns = pa.record_batch({"t": column, "far": pa.array([None], pa.timestamp("s"))})
+    (value,) = encoder_for("json", schema=columns.schema).encode(columns).to_pylist()
+    assert json.loads(value) == {"t": "1970-01-01T00:00:01.000000Z", "far": None}
+
+
+def test_a_large_batch_is_encoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "PART_BYTES_MAX", 64)
+    columns = pa.record_batch({"x": pa.array(range(50))})
+    values = encoder_for("json", schema=columns.schema).encode(columns).to_pylist()
+    assert [json.loads(value)["x"] for value in values] == list(range(50))
+
+
+def test_avro_whose_first_column_is_null_is_rarely_taken_for_a_frame() -> None:
+    found = dict.fromkeys(SCHEMA.names) | {"name": "", "tags": [None, None, None]}
+    values = encoder_for("avro", schema=SCHEMA).encode(batch([found]))
+    decoded = decoder_for("avro", options={"schema": avro_schema(SCHEMA)}).decode(values)
+    assert decoded.columns.to_pylist() == [found]

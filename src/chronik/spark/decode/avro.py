@@ -79,13 +79,16 @@ class AvroDecoder:
         return decode_objects(values, self.schema, self._read)
 
     def _read(self, value: bytes) -> Object:
-        if is_framed(value):
-            try:
-                return self._read_at(value, FRAME_SIZE)
-            except Exception:
-                # Then the zero byte is the value's own: an empty string, a zero, a first branch.
-                return self._read_at(value, 0)
-        return self._read_at(value, 0)
+        if not is_framed(value):
+            return self._read_at(value, 0)
+        # The zero byte may be the value's own: an empty string, a zero, a null. Bytes that can be
+        # read both ways have a frame if its id is one that a registry may have given by now.
+        has_likely_id = value[1] == 0
+        first, second = (FRAME_SIZE, 0) if has_likely_id else (0, FRAME_SIZE)
+        try:
+            return self._read_at(value, first)
+        except Exception:
+            return self._read_at(value, second)
 
     def _read_at(self, value: bytes, position: int) -> Object:
         source = io.BytesIO(value)
