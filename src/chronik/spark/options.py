@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from chronik.protocol.codecs import CODECS
 from chronik.spark.connection import Connection
 from chronik.spark.errors import OptionsError
 from chronik.spark.positions import (
@@ -64,10 +65,14 @@ _READ: Final = (
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "groupId")
-_WRITE: Final = ("topic", "encode", "schema", "writeId")
+_WRITE: Final = ("topic", "encode", "schema", "writeId", "compression")
 # Spark hands its own options on to the sink.
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName")
-_ALIASES: Final = {"kafka.group.id": "groupId", "kafka.isolation.level": "isolation"}
+_ALIASES: Final = {
+    "kafka.group.id": "groupId",
+    "kafka.isolation.level": "isolation",
+    "kafka.compression.type": "compression",
+}
 _ISOLATIONS: Final = {"read_committed": True, "read_uncommitted": False}
 _BOOLEANS: Final = {"true": True, "false": False}
 _UNIT_BYTES: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -121,6 +126,7 @@ class WriteOptions:
     encode: str | None = None
     schema: str | None = None
     write_id: str | None = None
+    compression: str = "none"
 
 
 def read_options(options: Mapping[str, str], *, is_stream: bool | None) -> ReadOptions:
@@ -180,6 +186,7 @@ def write_options(options: Mapping[str, str], *, is_stream: bool) -> WriteOption
         encode=encode,
         schema=schema,
         write_id=given.text("writeId"),
+        compression=given.choice("compression", tuple(CODECS)) or "none",
     )
 
 

@@ -17,7 +17,8 @@ from pyspark.sql.types import StructType
 
 from chronik.spark.batch_reader import BatchReader
 from chronik.spark.layout import key_type, layout_for, output_schema
-from chronik.spark.options import read_options
+from chronik.spark.options import read_options, write_options
+from chronik.spark.sink import BatchWriter, StreamWriter
 from chronik.spark.stream_reader import StreamReader
 from chronik.spark.value_schema import key_decoder_of, value_fields
 
@@ -40,3 +41,11 @@ class ChronikSource(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:
         options = read_options(dict(self.options), is_stream=True)
         return StreamReader(options, layout_for(schema, options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        options = write_options(dict(self.options), is_stream=False)
+        return BatchWriter(schema, options, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        # Complete mode "overwrites": as with Kafka's sink, its whole result is appended each time.
+        return StreamWriter(schema, write_options(dict(self.options), is_stream=True))
