@@ -63,12 +63,13 @@ class Written(NamedTuple):
 class _Batch:
     """Records for one partition, and the future of where the first of them went."""
 
-    __slots__ = ("builder", "data", "deadline", "first_offset", "size")
+    __slots__ = ("builder", "data", "deadline", "first_offset", "is_sealed", "size")
 
     def __init__(self, deadline: float) -> None:
         self.builder = BatchBuilder()
         self.deadline = deadline
         self.size = 0
+        self.is_sealed = False  # whether somebody else has filled it
         self.data = b""
         loop = asyncio.get_running_loop()
         self.first_offset: asyncio.Future[int] = loop.create_future()
@@ -173,9 +174,7 @@ class Producer:
         """Add a record to its batch; waits only while the buffer is full."""
         partition_count = await self._partition_count(topic, partition)
         size = size_max(key, value, headers)
-        while self._buffered_bytes and self._buffered_bytes + size > BUFFER_BYTES_MAX:
-            self._room.clear()
-            await self._room.wait()
+        await self._wait_for_room(size)
         if partition is None:
             partition = self._choose(topic, key, partition_count)
         place = TopicPartition(topic, partition)
@@ -186,6 +185,17 @@ class Producer:
         self._buffered_bytes += size
         return Delivery(place, timestamp, batch, batch.builder.record_count - 1)
 
+    async def send_batch(self, place: TopicPartition, builder: BatchBuilder) -> None:
+        """Add a batch that somebody else has filled; what is sent later comes after it."""
+        await self._partition_count(place.topic, place.partition)
+        await self._wait_for_room(builder.size)
+        batch = self._batch(place, self._batch_bytes_max + 1)  # Nothing has so much room left.
+        batch.builder = builder
+        batch.is_sealed = True
+        batch.size = builder.size
+        self._buffered_bytes += batch.size
+        self._lanes[place].hurry.set()
+
     async def flush(self) -> None:
         """Wait until all records have been written, or raise the first error since last time."""
         while waiting := [lane for lane in self._lanes.values() if lane.task is not None]:
@@ -195,6 +205,11 @@ class Producer:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    async def _wait_for_room(self, size: int) -> None:
+        while self._buffered_bytes and self._buffered_bytes + size > BUFFER_BYTES_MAX:
+            self._room.clear()
+            await self._room.wait()
 
     async def _partition_count(self, topic: str, partition: int | None) -> int:
         async def ask() -> int:
@@ -225,7 +240,8 @@ class Producer:
         if lane is None:
             lane = self._lanes[place] = _Lane(place)
         batch = lane.batches[-1] if lane.batches else None
-        if batch is None or batch.data or batch.size + size > self._batch_bytes_max:
+        is_closed = batch is None or batch.data or batch.is_sealed
+        if batch is None or is_closed or batch.size + size > self._batch_bytes_max:
             if batch is not None:
                 lane.hurry.set()
                 self._move_on(place)

@@ -7,8 +7,9 @@
 
 A batch has the column `value` and, where they are wanted, `key`, `headers`, `partition` and
 `topic`. A record with a partition goes there; one with a key goes where Java's client puts it;
-others stay on one partition for a whole batch. All records are acknowledged by all replicas in sync
-before `write` returns, and no record is written twice by retries.
+others stay on one partition for a whole batch. `record_encoding` makes the batches. All records
+are acknowledged by all replicas in sync before `write` returns, and no record is written twice by
+retries.
 
 With a write id, the rows of one (write id, task, batch id) are one transaction, and "this batch is
 done" is part of it: the batch id, as the offset of a group of the task's own, committed by the same
@@ -26,24 +27,30 @@ Readers of committed data see a task's rows when it commits; not all tasks commi
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+import random
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chronik.client.cluster import Cluster
 from chronik.client.groups import Groups
 from chronik.client.link import ConnectionFailed
 from chronik.client.producer import BATCH_BYTES_MAX, Producer
 from chronik.client.transaction import Transaction
+from chronik.clock import Clock, SystemClock
 from chronik.model import TopicPartition
 from chronik.protocol import codecs
 from chronik.protocol.errors import ErrorCode, KafkaError
-from chronik.protocol.records import Headers
+from chronik.protocol.records import BatchBuilder
 from chronik.spark.connection import Connection
 from chronik.spark.errors import OptionsError, SourceError
+from chronik.spark.record_encoding import Turns, encoded_batches
+from chronik.spark.write_columns import WRITTEN
 
 T = TypeVar("T")
 
@@ -51,6 +58,8 @@ T = TypeVar("T")
 # until then the records of a task that died hold back readers, unless it is run again.
 TRANSACTION_TIMEOUT_MS: Final = 10 * 60 * 1000
 LINGER_S: Final = 0.0  # A batch's rows come all at once: nothing is gained by waiting for more.
+# What is encoded at a time: it is held twice, and half of a batch of a gigabyte is still too much.
+PART_BYTES: Final = 16 * 1024 * 1024
 _FENCED: Final = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED})
 
 
@@ -76,6 +85,7 @@ class LogWriter:
         batch_id: int = 0,
         compression: str = "none",
         batch_bytes: int = BATCH_BYTES_MAX,
+        clock: Clock | None = None,
     ) -> None:
         """Without a write id the records are written at once, and again if the task runs again."""
         if compression not in codecs.CODECS:
@@ -88,6 +98,8 @@ class LogWriter:
         self._batch_id = batch_id
         self._codec = codecs.CODECS[compression]
         self._batch_bytes = batch_bytes
+        self._clock = clock or SystemClock()
+        self._turns: dict[str, Turns] = {}
         self._loop = asyncio.new_event_loop()
         self._cluster: Cluster | None = None
         self._producer: Producer | None = None
@@ -176,15 +188,42 @@ class LogWriter:
         producer = await self._opened()
         if self._skipped:
             return
-        for row in _rows(batch, self._topic):
-            self._first_topic = self._first_topic or row.topic
-            await producer.send(
-                row.topic, row.value, key=row.key, headers=row.headers, partition=row.partition
-            )
-            self._bytes += len(row.key or b"") + len(row.value or b"")
+        rows = _shaped(batch, self._topic)
+        parts = max(1, min(rows.num_rows, -(-rows.nbytes // PART_BYTES)))
+        bounds = [rows.num_rows * index // parts for index in range(parts + 1)]
+        for first, last in pairwise(bounds):
+            await self._send(producer, rows.slice(first, last - first))
         # Nothing is left to be sent while Spark makes the next rows, and our loop stands still.
         await producer.flush()
         self._rows += batch.num_rows
+
+    async def _send(self, producer: Producer, rows: pa.RecordBatch) -> None:
+        for topic in pc.unique(rows.column("topic")).to_pylist():
+            self._first_topic = self._first_topic or topic
+            await self._learn(topic, rows)
+        now_ms = self._clock.wall_ms()
+        for place, records, count in encoded_batches(rows, self._turns, self._batch_bytes):
+            await producer.send_batch(place, BatchBuilder.encoded(records, count, now_ms))
+        for name in ("key", "value"):
+            self._bytes += pc.sum(pc.binary_length(rows.column(name))).as_py() or 0
+
+    async def _learn(self, topic: str, rows: pa.RecordBatch) -> None:
+        """Know how many partitions a topic has, at least as many as rows say it has."""
+        cluster = self._cluster
+        assert cluster is not None
+
+        async def ask() -> int:
+            return len((await cluster.topic(topic, auto_create=True)).partitions)
+
+        highest = pc.max(rows.column("partition")).as_py()
+        turns = self._turns.get(topic)
+        if turns is None:
+            count = await cluster.retry(ask, topics=(topic,))
+            # Many short-lived tasks must not all begin at partition 0.
+            turns = self._turns[topic] = Turns(random.randrange(count), count)
+        if highest is not None and highest >= turns.partition_count:
+            cluster.forget((topic,))  # It may have grown.
+            turns.partition_count = await cluster.retry(ask, topics=(topic,))
 
     async def _opened(self) -> Producer:
         if self._producer is None:
@@ -229,30 +268,19 @@ def _refused(error: KafkaError) -> SourceError:
     return SourceError(f"records cannot be written: {error}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    topic: str
-    partition: int | None
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
-
-
-def _rows(batch: pa.RecordBatch, topic: str | None) -> Iterator[_Row]:
+def _shaped(batch: pa.RecordBatch, topic: str | None) -> pa.RecordBatch:
+    """The rows with the columns of `write_columns.WRITTEN`, each with a topic."""
     names = batch.schema.names
     if "value" not in names:
         raise OptionsError(f"records need a column value, and there are only {', '.join(names)}")
-    columns = [
-        batch.column(name).to_pylist() if name in names else [None] * batch.num_rows
-        for name in ("topic", "partition", "key", "value", "headers")
-    ]
-    for its_topic, partition, key, value, headers in zip(*columns, strict=True):
-        place = its_topic or topic
-        if place is None:
-            raise OptionsError("a row has no topic: set the option topic, or the column")
-        pairs = tuple((pair["key"], pair["value"]) for pair in headers or ())
-        yield _Row(place, partition, _bytes(key), _bytes(value), pairs)
-
-
-def _bytes(value: bytes | str | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
+    columns = {
+        field.name: batch.column(field.name).cast(field.type)
+        if field.name in names
+        else pa.nulls(batch.num_rows, field.type)
+        for field in WRITTEN
+    }
+    if topic is not None:
+        columns["topic"] = pc.fill_null(columns["topic"], topic)
+    if columns["topic"].null_count:
+        raise OptionsError("a row has no topic: set the option topic, or the column")
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=WRITTEN)
