@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from chronik.spark.lake.reading import rows_of
 from chronik.spark.lake.table import (
+    TOPIC,
     Advance,
     Change,
     DataFile,
@@ -31,6 +32,7 @@ from chronik.spark.lake.table import (
     LakeTable,
     PartitionKey,
     TableState,
+    topic_mark,
 )
 
 if TYPE_CHECKING:
@@ -75,14 +77,18 @@ class RoundResult:
 class Committer:
     """The one who commits to a topic's two tables."""
 
-    def __init__(self, table: LakeTable, dead_letters: LakeTable) -> None:
+    def __init__(
+        self, table: LakeTable, dead_letters: LakeTable, *, accept_recreated: bool = False
+    ) -> None:
         self.table = table
         self.dead_letters = dead_letters
+        self._accept_recreated = accept_recreated
 
     def stand(self, keys: Iterable[PartitionKey]) -> Standing:
         """Load both tables; if rows are unsettled, fence off whoever left them so."""
         wanted = list(keys)
         table, dead = self.table.load(), self.dead_letters.load()
+        self._check_topic(table, wanted)
         table_offsets = {key: table.offset(key) for key in wanted}
         dead_offsets = {key: dead.offset(key) for key in wanted}
         standing = Standing(
@@ -103,6 +109,18 @@ class Committer:
             table_offsets=table_offsets,
             dead_offsets=dead_offsets,
             settled=self._dead_among(dead, {key: table_offsets[key] or 0 for key in unsettled}),
+        )
+
+    def _check_topic(self, table: TableState, keys: list[PartitionKey]) -> None:
+        known = table.mark(TOPIC)
+        marks = {topic_mark(key.topic_id) for key in keys}
+        if known is None or not marks or self._accept_recreated or marks == {known}:
+            return
+        raise LakeError(
+            f"topic {self.table.name} was deleted and created again, and its table "
+            f"{self.table.location} holds the rows of the old one: move the table and its dead "
+            "letters away to begin a new one, or add the new topic's rows to it by running once "
+            "with --accept-loss"
         )
 
     def _check(self, standing: Standing) -> None:
@@ -155,6 +173,7 @@ class Committer:
             Change(
                 added=result.good,
                 advances=_advances(standing.table_offsets, result.end_offsets),
+                marks=_topic_marks(result.end_offsets),
                 planned_fence=standing.table_fence,
             )
         )
@@ -164,3 +183,9 @@ def _advances(
     starts: Mapping[PartitionKey, int | None], ends: Mapping[PartitionKey, int]
 ) -> tuple[Advance, ...]:
     return tuple(Advance(key, starts[key], end) for key, end in sorted(ends.items()))
+
+
+def _topic_marks(keys: Iterable[PartitionKey]) -> dict[str, int]:
+    ids = {key.topic_id for key in keys}
+    assert len(ids) <= 1, "a round is of one topic"
+    return {TOPIC: topic_mark(topic_id) for topic_id in ids}  # noqa: B035 (one at most)

@@ -16,6 +16,7 @@ from typing import Final
 from chronik.spark.lake.parquet import TARGET_BYTES, FileWriter
 from chronik.spark.lake.reading import rows_of
 from chronik.spark.lake.table import (
+    EXPIRY,
     REPLAY,
     REPLAY_DONE,
     Change,
@@ -86,15 +87,15 @@ def merge(
 
 
 def merge_change(
-    state: TableState, group: tuple[LiveFile, ...], merged: tuple[DataFile, ...], fence: int
+    state: TableState, group: tuple[LiveFile, ...], merged: tuple[DataFile, ...]
 ) -> Change:
-    """The commit of a merge: `fence` is the table's unless somebody else has committed since."""
+    """The commit of a merge that was planned on this state."""
     assert sum(file.row_count for file in group) == sum(file.row_count for file in merged)
     return Change(
         added=merged,
         removed=group,
-        marks_expected={REPLAY: state.mark(REPLAY)},
-        planned_fence=fence,
+        # No replay has begun, and nothing was deleted that we have just written.
+        marks_expected={REPLAY: state.mark(REPLAY), EXPIRY: state.mark(EXPIRY)},
         is_rearrangement=True,
     )
 
@@ -105,9 +106,9 @@ def compact(table: LakeTable, *, now_ms: int) -> int:
     if not may_rearrange(state):
         return 0
     replaced = 0
-    for number, group in enumerate(plan_merges(state.files())):
+    for group in plan_merges(state.files()):
         merged = merge(table, state, group, now_ms=now_ms)
-        table.commit(merge_change(state, group, merged, state.fence + number))
+        table.commit(merge_change(state, group, merged))
         replaced += len(group)
     return replaced
 

@@ -68,6 +68,11 @@ class DeltaState:
     def offset(self, key: PartitionKey) -> int | None:
         return self.mark(f"chronik:{key.text}")
 
+    @property
+    def committed_ms(self) -> int | None:
+        last = self.handle.history(1)
+        return int(last[0]["timestamp"]) if last else None
+
     def mark(self, name: str) -> int | None:
         version: int | None = self.handle.transaction_version(name)
         return version

@@ -4,7 +4,7 @@ Unreferenced files come from killed tasks, from commits that were refused, and f
 have expired. They are deleted once they are older than a day: no task, and no reader of a version
 that it pinned, takes that long. A committer that was suspended for longer might still come back
 and commit them. So before anything is deleted the table's fence is moved, which refuses what was
-planned before, and the dead letters are marked, which refuses a replay that has not begun.
+planned before, and both tables are marked, which refuses a merge or a replay from before.
 """
 
 from typing import Final
@@ -49,7 +49,8 @@ def _refuse_earlier_plans(table: LakeTable, dead_letters: LakeTable) -> None:
             marks_expected={REPLAY: done, REPLAY_DONE: done, EXPIRY: number},
         )
     )
-    table.commit(Change())
+    number = table.load().mark(EXPIRY)
+    table.commit(Change(marks={EXPIRY: (number or 0) + 1}, marks_expected={EXPIRY: number}))
 
 
 def _unreferenced(table: LakeTable, now_ms: int, age_ms: int) -> list[str]:

@@ -120,6 +120,11 @@ class IcebergState:
     def offset(self, key: PartitionKey) -> int | None:
         return self.mark(f"chronik.offset.{key.text}")
 
+    @property
+    def committed_ms(self) -> int | None:
+        snapshot = self.table.current_snapshot()
+        return None if snapshot is None else int(snapshot.timestamp_ms)
+
     def mark(self, name: str) -> int | None:
         text = self.table.properties.get(name)
         return None if text is None else int(text)

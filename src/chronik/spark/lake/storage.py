@@ -61,6 +61,14 @@ class Storage:
                     os.close(descriptor)
         return int(opened.get_file_info(target).size)
 
+    def size(self, path: str) -> int | None:
+        """A file's bytes, None if there is no such file."""
+        from pyarrow import fs
+
+        opened, root = self._open()
+        info = opened.get_file_info(posixpath.join(root, path))
+        return int(info.size) if info.type is fs.FileType.File else None
+
     def write(self, path: str, content: bytes) -> None:
         """Write a small file; it is there whole or, on a local disk, not at all."""
         target = f"{path}.partial" if self.is_local else path

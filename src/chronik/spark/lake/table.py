@@ -31,6 +31,7 @@ FENCE: Final = "chronik.fence"
 REPLAY: Final = "chronik.replay"
 REPLAY_DONE: Final = "chronik.replay.done"
 EXPIRY: Final = "chronik.expiry"  # how often unreferenced files were deleted; see `expiry`
+TOPIC: Final = "chronik.topic"  # which topic of that name the table is of; see `topic_mark`
 INTENTS: Final = "_chronik"  # a directory that no engine takes for data
 
 
@@ -133,6 +134,11 @@ class TableState(Protocol):
         """Up to where the table has this partition (exclusive), None if it has nothing of it."""
         ...
 
+    @property
+    def committed_ms(self) -> int | None:
+        """When this version was committed."""
+        ...
+
     def mark(self, name: str) -> int | None: ...
 
     def files(self) -> list[LiveFile]:
@@ -172,6 +178,11 @@ class LakeTable(Protocol):
     def unreferenced(self, now_ms: int, age_ms: int) -> list[str]:
         """Files below the location, older than this, that no version kept refers to."""
         ...
+
+
+def topic_mark(topic_id: bytes) -> int:
+    """A topic's id as a mark: a recreated topic has another one."""
+    return int.from_bytes(topic_id[:7])  # as much as fits into a signed number of 64 bits
 
 
 def check_change(change: Change, state: TableState) -> None:
