@@ -124,6 +124,15 @@ class Topics:
             self._producer.produce(name, value, **how)
         assert self._producer.flush(TIMEOUT_S) == 0
 
+    def end(self, name: str, partition: int = 0) -> int:
+        """Where a partition ends now."""
+        from confluent_kafka import TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        place = TopicPartition(name, partition)
+        asked = self._admin.list_offsets({place: OffsetSpec.latest()})
+        return int(asked[place].result(TIMEOUT_S).offset)
+
     def committed(self, group_id: str) -> dict[tuple[str, int], int]:
         from confluent_kafka import ConsumerGroupTopicPartitions
 
@@ -137,11 +146,19 @@ def topics(brokers: str) -> Topics:
     return Topics(brokers)
 
 
-@pytest.fixture(params=["chronik", "kafka"])
-def source(request: pytest.FixtureRequest, spark: Any) -> str:
-    """The format under test."""
-    if request.param == "kafka" and not spark.conf.get("spark.jars", ""):
+@pytest.fixture
+def kafka_source(spark: Any) -> str:
+    """Spark's own format, where this machine can have it."""
+    if not spark.conf.get("spark.jars", ""):
         pytest.skip("Spark's Kafka connector is not to be had on this machine")
+    return "kafka"
+
+
+@pytest.fixture(params=["chronik", "kafka"])
+def source(request: pytest.FixtureRequest) -> str:
+    """The format under test."""
+    if request.param == "kafka":
+        request.getfixturevalue("kafka_source")
     return str(request.param)
 
 

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from chronik.client.partitioner import partition_of
 from chronik.spark.connection import Connection
+from chronik.spark.errors import OptionsError, SourceError
 from chronik.spark.log_facts import LogFacts
 from chronik.spark.log_reader import LogReader
 from chronik.spark.offset_range import OffsetRange
 from chronik.spark.resolution import find_spans
+from chronik.spark.source import ChronikSource
 
 Load = Callable[..., Any]
 
@@ -130,6 +133,9 @@ def test_a_write_id_makes_a_batch_write_happen_once(spark: Any, topics: Any) -> 
     save(writeId=f"{topic}-2", compression="zstd")
     save()
     assert len(records(topics.bootstrap, topic)) == 18
+    other = topics.create()
+    save(writeId=topic, topic=other)
+    assert len(records(topics.bootstrap, other)) == 6, "to another topic it is another write"
 
 
 def test_a_task_that_fails_and_is_tried_again_leaves_no_row(
@@ -187,22 +193,27 @@ def test_encode_makes_the_value_of_all_other_columns(spark: Any, topics: Any, re
 
 
 @pytest.mark.parametrize(
-    ("options", "mode", "words"),
+    ("options", "overwrite", "words"),
     [
-        ({"topic": "no-such-topic"}, "append", "there is no topic no-such-topic"),
-        ({}, "append", "nothing says where to write"),
-        ({"topic": "{topic}", "encode": "xml"}, "append", "json, avro"),
-        ({"topic": "{topic}"}, "overwrite", "cannot be overwritten"),
-        ({"topic": "{topic}", "compression": "rar"}, "append", "compression='rar'"),
-        ({"topic": "{topic}", "kafka.acks": "0"}, "append", "Java client"),
+        ({"topic": "no-such-topic"}, False, "there is no topic no-such-topic"),
+        ({}, False, "nothing says where to write"),
+        ({"topic": "{topic}", "encode": "xml"}, False, "json, avro"),
+        ({"topic": "{topic}"}, True, "cannot be overwritten"),
+        ({"topic": "{topic}", "compression": "rar"}, False, "compression='rar'"),
+        ({"topic": "{topic}", "kafka.acks": "0"}, False, "Java client"),
     ],
 )
-def test_what_is_wrong_is_said_in_sparks_error(
-    spark: Any, topics: Any, options: dict[str, str], mode: str, words: str
-) -> None:
+def test_wrong_writes(topics: Any, options: dict[str, str], overwrite: bool, words: str) -> None:
     topic = topics.create()
     given = {name: value.replace("{topic}", topic) for name, value in options.items()}
-    writer = spark.createDataFrame([("v",)], "value STRING").write.format("chronik")
-    with pytest.raises(PySparkException) as caught:
-        writer.options(**{"bootstrap": topics.bootstrap, **given}).mode(mode).save()
+    source = ChronikSource({"bootstrap": topics.bootstrap, **given})
+    with pytest.raises((OptionsError, SourceError)) as caught:
+        source.writer(StructType().add("value", "string"), overwrite)
     assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_wrong_is_said_in_sparks_error(spark: Any, topics: Any) -> None:
+    frame = spark.createDataFrame([(1,)], "id INT").write.format("chronik")
+    with pytest.raises(PySparkException, match="set encode to json or avro"):
+        frame.options(bootstrap=topics.bootstrap, topic="t").mode("append").save()

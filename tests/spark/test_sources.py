@@ -150,3 +150,32 @@ def test_stream_in_the_background(
     finally:
         query.stop()
     assert values(rows) == [b"after"]
+
+
+def test_real_time_mode_of_sparks_own_source(
+    spark: Any, read_stream: Load, topics: Any, tmp_path: Path, kafka_source: str
+) -> None:
+    start, end = topics.create(), topics.create()
+    topics.produce(start, b"0")
+    duration = "spark.sql.streaming.realTimeMode.minBatchDuration"
+    before = spark.conf.get(duration)
+    spark.conf.set(duration, "1s")
+    query = (
+        read_stream(kafka_source, start, startingOffsets="earliest")
+        .select("value")
+        .writeStream.format(kafka_source)
+        .option("kafka.bootstrap.servers", topics.bootstrap)
+        .option("topic", end)
+        .option("checkpointLocation", str(tmp_path))
+        .outputMode("update")
+        .trigger(realTime="2 seconds")
+        .start()
+    )
+    try:
+        topics.wait_until(lambda: topics.end(end) == 1)
+        topics.produce(start, b"1")
+        topics.wait_until(lambda: topics.end(end) == 2)
+    finally:
+        query.stop()
+        spark.conf.set(duration, before)
+    assert query.exception() is None
