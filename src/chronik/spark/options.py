@@ -273,7 +273,7 @@ class _Given:
                 raise OptionsError(
                     f"{self._known[name]}={value} contradicts {self._values[name]}: keep one"
                 )
-        elif name.startswith("kafka.") and Connection.takes(name):
+        elif Connection.takes(name):
             self._kafka[name] = value
         else:
             self._unknown.append(name)

@@ -25,7 +25,8 @@ def register(spark: "SparkSession") -> None:
     """Register the source with a session, or SourceError if its workers could not run it."""
     from chronik.spark.source import ChronikSource
 
-    if str(spark.sparkContext.master).startswith("local"):  # Elsewhere the same words may name another interpreter.
+    # On a cluster the same path may name another interpreter: there each task checks for itself.
+    if str(spark.sparkContext.master).startswith("local"):
         check_worker_python(spark.sparkContext.pythonExec)
     spark.dataSource.register(ChronikSource)
 

@@ -1,5 +1,7 @@
 """Options: Kafka's words in any case, and one clear sentence for what is wrong."""
 
+import pickle
+
 import pytest
 
 from chronik.model import TopicPartition
@@ -176,10 +178,24 @@ def test_streams_have_no_write_id() -> None:
         write(is_stream=True, writeId="w")
 
 
-def test_no_message_or_repr_shows_a_password() -> None:
-    secret = {"kafka.sasl.password": "hunter2", "kafka.security.protocol": "SASL_SSL"}
-    try:
-        shown = repr(read(**secret))
-    except OptionsError as error:
-        shown = str(error)
-    assert "hunter2" not in shown
+def test_security_reaches_the_connection_and_shows_nowhere() -> None:
+    secret = {
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.username": "ada",
+        "kafka.sasl.password": "hunter2",
+    }
+    options = read(**secret)
+    assert options == pickle.loads(pickle.dumps(options))
+    assert options.connection != read().connection
+    assert "hunter2" not in repr(options)
+    assert "hunter2" not in repr(write(**secret, topic="t"))
+    with pytest.raises(OptionsError) as caught:
+        read(**secret, zzz="1")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_security_may_be_named_without_its_prefix() -> None:
+    plain = read(**{"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
+                    "sasl.username": "ada", "sasl.password": "hunter2"})  # fmt: skip
+    assert plain.connection.security != read().connection.security
