@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from chronik.cli.output import print_json, print_table, size_text
+from chronik.cli.pipeline_audit import audit
 from chronik.cli.session import Json, command_app, fail
 
 if TYPE_CHECKING:
@@ -197,6 +198,9 @@ def replay(
         typer.echo(
             f"replayed {done.row_count} dead letters of {topic}, {done.remaining_count} left"
         )
+
+
+app.command()(audit)
 
 
 def _settings(config: str | None, **options: Any) -> "PipelineConfig":

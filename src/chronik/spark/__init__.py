@@ -34,24 +34,21 @@ def table(
     *,
     bootstrap: str = "localhost:9092",
     warehouse: "str | Warehouse",
-    table_format: str | None = None,
-    decode: str | None = None,
-    schema: str | None = None,
     options: Mapping[str, str] | None = None,
+    **overrides: str,
 ) -> "DataFrame":
     """A topic's whole history: what its lake table has, and from the log what it has not yet.
 
-    Both are pinned now. What is not given (`table_format`, `decode`, `schema`) is taken from the
-    topic's settings, where the pipeline has it from; `options` are further ones of the connection.
+    Both are pinned now: every action on the frame sees the same rows. How values are decoded is
+    taken from the topic's settings, as the pipeline does; `overrides` (table, decode, schema) say
+    it instead where a cluster has no such settings. `options` are further ones of the connection.
     """
-    from chronik.spark.union_read import table as union_table
+    from chronik.spark.union import table as union_table
 
     return union_table(
         spark,
         name,
         warehouse=warehouse,
-        connection_options={"bootstrap": bootstrap, **(options or {})},
-        table_format=table_format,
-        decode=decode,
-        schema=schema,
+        connection_options={"kafka.bootstrap.servers": bootstrap, **(options or {})},
+        overrides=overrides,
     )

@@ -120,6 +120,19 @@ class LogFacts:
 
         return {topic.name: topic for topic in map(_described, self._ask(ask))}
 
+    def replicas(self, names: Iterable[str]) -> dict[TopicPartition, tuple[int, ...]]:
+        """The nodes that hold a copy of each partition of these topics."""
+        wanted = list(names)
+
+        async def ask(cluster: Cluster) -> list[MetadataResponseTopic]:
+            return [await _topic(cluster, name) for name in wanted]
+
+        return {
+            TopicPartition(topic.name or "", each.partition_index): tuple(each.replica_nodes)
+            for topic in self._ask(ask)
+            for each in topic.partitions
+        }
+
     def topic_settings(self, name: str) -> dict[str, str]:
         """The settings of a topic, those that have a value."""
 

@@ -13,12 +13,15 @@ their count. History is read by Spark's own Parquet reader; in an object store, 
 no file system without a jar, by tasks that read the files themselves.
 """
 
-import json
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
@@ -27,27 +30,36 @@ from chronik.model import TopicPartition
 from chronik.spark.connection import Connection
 from chronik.spark.errors import DataLossError, SourceError
 from chronik.spark.lake.reading import rows_of
+from chronik.spark.lake.schemas import SYSTEM_COLUMNS
 from chronik.spark.lake.storage import Storage
-from chronik.spark.lake.table import LakeTable, LiveFile, PartitionField, PartitionKey
+from chronik.spark.lake.table import (
+    LakeTable,
+    LiveFile,
+    PartitionField,
+    PartitionKey,
+    TableState,
+)
 from chronik.spark.lake.warehouse import FORMATS, Warehouse
-from chronik.spark.layout import ERROR
 from chronik.spark.log_facts import LogFacts, Topic
 from chronik.spark.offset_range import OffsetRange
+from chronik.spark.pipeline.config import TopicConfig, topic_config
+from chronik.spark.pipeline.schema import column_decoder
 from chronik.spark.planning import LogSpan
+from chronik.spark.range_frame import range_frame
 from chronik.spark.resolution import find_spans
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Where a topic says how it is materialised.
 TABLE_SETTING: Final = "chronik.table"
-DECODE_SETTING: Final = "chronik.decode"
-SCHEMA_SETTING: Final = "chronik.schema"
-NO_TABLE: Final = "none"
-RAW: Final = "raw"
 # The pipeline may commit while we look: a log start that has just passed the table's end is
 # looked at again, with the table of then.
 _LOOKS_MAX: Final = 3
+# Parts of a table that are read each by itself, so that Spark leaves out those that a filter
+# excludes; more of them would take longer to plan than to read.
+_PARTS_MAX: Final = 32
+_TASKS_MAX: Final = 1000
+_GLOB: Final = re.compile(r"([\\*?\[\]{}])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,29 +132,25 @@ def table(
     *,
     warehouse: str | Warehouse,
     connection_options: Mapping[str, str],
-    table_format: str | None = None,
-    decode: str | None = None,
-    schema: str | None = None,
+    overrides: Mapping[str, str] | None = None,
 ) -> "DataFrame":
     """The union read of a topic; see `chronik.spark.table`."""
     place = Warehouse(url=warehouse) if isinstance(warehouse, str) else warehouse
-    with LogFacts(Connection.from_options(connection_options)) as facts:
+    connection = Connection.from_options(connection_options)
+    with LogFacts(connection) as facts:
         facts.topics([name])
         settings = facts.topic_settings(name)
-        found = _open(place, name, table_format or settings.get(TABLE_SETTING, NO_TABLE))
-        pinned = pin(facts, found, name)
-    return union_read(
-        spark,
-        connection_options,
-        pinned,
-        decode=decode or settings.get(DECODE_SETTING, RAW),
-        schema=schema or settings.get(SCHEMA_SETTING) or None,
-    )
+        given = dict(overrides or {})
+        wanted = given.get("table") or settings.get(TABLE_SETTING, "none")
+        found = open_table(place, name, None if wanted == "none" else wanted)
+        config = topic_config(name, settings, {**given, "table": found.format})
+        assert config is not None, "a table was found"
+        return union_read(spark, connection, pin(facts, found, name), config)
 
 
-def _open(warehouse: Warehouse, name: str, table_format: str) -> LakeTable:
-    # Brokers of others have no such setting, and a topic may have been taken out of the pipeline.
-    formats = FORMATS if table_format == NO_TABLE else (table_format,)
+def open_table(warehouse: Warehouse, name: str, table_format: str | None) -> LakeTable:
+    """The table of a topic, in one format or any; SourceError if there is none."""
+    formats = [table_format] if table_format else FORMATS
     for each in formats:
         found = warehouse.open(name, each)
         if found is not None:
@@ -154,19 +162,27 @@ def _open(warehouse: Warehouse, name: str, table_format: str) -> LakeTable:
 
 
 def union_read(
-    spark: "SparkSession",
-    options: Mapping[str, str],
-    pinned: Pinned,
-    *,
-    decode: str,
-    schema: str | None = None,
+    spark: "SparkSession", connection: Connection, pinned: Pinned, config: TopicConfig
 ) -> "DataFrame":
-    """The frame of what was pinned, its columns those of the table; options say how to connect."""
+    """The frame of what was pinned; its columns are those of the table."""
     columns = _columns(pinned)
     history = _history(spark, pinned, columns)
     if not pinned.tail:
         return history
-    return history.unionByName(_tail(spark, options, pinned, columns, decode, schema))
+    return history.unionByName(_tail(spark, connection, pinned, columns, config))
+
+
+def table_alone(spark: "SparkSession", table: LakeTable) -> "DataFrame":
+    """A table's rows at its current version, pinned as well, and nothing of the log."""
+    return state_frame(spark, table, table.load())
+
+
+def state_frame(spark: "SparkSession", table: LakeTable, state: TableState) -> "DataFrame":
+    """A table's rows at one version."""
+    pinned = Pinned(
+        table=table, version=state.version, schema=state.schema, files=state.files(), tail=()
+    )
+    return _history(spark, pinned, _columns(pinned))
 
 
 def _columns(pinned: Pinned) -> pa.Schema:
@@ -188,16 +204,58 @@ def _history(spark: "SparkSession", pinned: Pinned, columns: pa.Schema) -> "Data
         return spark.createDataFrame([], _spark_schema(columns))
     if not pinned.table.storage.is_local:
         return _history_by_tasks(spark, pinned, columns)
-    root = pinned.table.storage.path
     elsewhere = _identity_fields(pinned.table)
+    if not elsewhere:
+        return _parquet(spark, pinned, pinned.files, columns)
+    parts: dict[tuple[str | None, ...], list[LiveFile]] = defaultdict(list)
+    for each in pinned.files:
+        parts[tuple(each.partition[index] for index in elsewhere.values())].append(each)
     in_files = pa.schema([field for field in columns if field.name not in elsewhere])
-    paths = [f"file://{root}/{each.path}" for each in pinned.files]
-    frame = spark.read.schema(_spark_schema(in_files)).parquet(*paths)
     types = _spark_schema(columns)
-    for name, index in elsewhere.items():
-        by_file = _by_file_name(pinned.files, index)
-        frame = frame.withColumn(name, by_file.cast(types[name].dataType))
-    return frame.select(*columns.names)
+
+    def typed(name: str, value: Any) -> Any:
+        return value.cast(StringType()).cast(types[name].dataType).alias(name)
+
+    if len(parts) > _PARTS_MAX:
+        frame = _parquet(spark, pinned, pinned.files, in_files)
+        frame = frame.withColumn("_file", F.col("_metadata.file_name"))
+        rows = [(_file_name(each), *part) for part, files in parts.items() for each in files]
+        listed = ["_file", *(f"_part_{index}" for index in range(len(elsewhere)))]
+        by_file = spark.createDataFrame(rows, ", ".join(f"`{name}` string" for name in listed))
+        values = dict(zip(elsewhere, map(F.col, listed[1:]), strict=True))
+        joined = frame.join(F.broadcast(by_file), "_file")
+        return joined.select(
+            *(
+                typed(name, values[name]) if name in values else F.col(f"`{name}`")
+                for name in types.names
+            )
+        )
+    frames = []
+    for part, files in parts.items():
+        frame = _parquet(spark, pinned, files, in_files)
+        values = dict(zip(elsewhere, map(F.lit, part), strict=True))
+        frames.append(
+            frame.select(
+                *(
+                    typed(name, values[name]) if name in values else F.col(f"`{name}`")
+                    for name in types.names
+                )
+            )
+        )
+    return reduce(lambda one, other: one.union(other), frames)
+
+
+def _parquet(
+    spark: "SparkSession", pinned: Pinned, files: Sequence[LiveFile], columns: pa.Schema
+) -> "DataFrame":
+    # Spark takes a path for a pattern.
+    root = _GLOB.sub(r"\\\1", pinned.table.storage.path)
+    paths = [f"file://{root}/{each.path}" for each in files]
+    return spark.read.schema(_spark_schema(columns)).parquet(*paths)
+
+
+def _file_name(file: LiveFile) -> str:
+    return file.path.rsplit("/", 1)[-1]
 
 
 def _identity_fields(table: LakeTable) -> dict[str, int]:
@@ -209,12 +267,6 @@ def _identity_fields(table: LakeTable) -> dict[str, int]:
         for index, field in enumerate(table.partitioning)
         if field.transform == "identity"
     }
-
-
-def _by_file_name(files: Sequence[LiveFile], index: int) -> Any:
-    names = F.array(*(F.lit(each.path.rsplit("/", 1)[-1]) for each in files))
-    parts = F.array(*(F.lit(each.partition[index]).cast(StringType()) for each in files))
-    return F.element_at(F.map_from_arrays(names, parts), F.col("_metadata.file_name"))
 
 
 class _Readable(NamedTuple):
@@ -235,7 +287,7 @@ def _history_by_tasks(spark: "SparkSession", pinned: Pinned, columns: pa.Schema)
             for number in batch.column("id").to_pylist():
                 yield from rows_of(table, files[number], schema, names)  # type: ignore[arg-type]
 
-    numbers = spark.range(len(files)).repartition(len(files), "id")
+    numbers = spark.range(0, len(files), 1, min(len(files), _TASKS_MAX))
     return numbers.mapInArrow(read, _spark_schema(columns))
 
 
@@ -244,50 +296,29 @@ def _history_by_tasks(spark: "SparkSession", pinned: Pinned, columns: pa.Schema)
 
 def _tail(
     spark: "SparkSession",
-    options: Mapping[str, str],
+    connection: Connection,
     pinned: Pinned,
     columns: pa.Schema,
-    decode: str,
-    schema: str | None,
+    config: TopicConfig,
 ) -> "DataFrame":
-    reader = (
-        spark.read.format("chronik")
-        .options(**options)
-        .option("assign", _by_topic(pinned.tail, lambda some: [each.partition for each in some]))
-        .option("startingOffsets", _by_topic(pinned.tail, _starts))
-        .option("endingOffsets", _by_topic(pinned.tail, _ends))
-        .option("topicId", pinned.tail[0].topic_id.hex())
-        .option("includeHeaders", "true")
+    """The log from the table's end on, by the decoder that the pipeline would use."""
+    system = [name for name in columns.names if name in SYSTEM_COLUMNS.names]
+    typed = pa.schema([field for field in columns if field.name not in system])
+    decoder = column_decoder(config, typed, pinned.table.format)
+
+    def rows(_: OffsetRange, batch: pa.RecordBatch) -> pa.RecordBatch:
+        decoded, errors = decoder.decode(batch.column("value"))
+        there = dict(zip(decoded.schema.names, decoded.columns, strict=True))
+        there |= {name: batch.column(name.removeprefix("_")) for name in system}
+        arrays = [there[field.name].cast(field.type) for field in columns]
+        whole = pa.record_batch(arrays, schema=columns)
+        return whole.filter(pc.is_null(errors)) if errors.null_count < len(errors) else whole
+
+    return range_frame(
+        spark,
+        connection,
+        pinned.tail,
+        columns=["value", *(name.removeprefix("_") for name in system)],
+        rows=rows,
+        schema=_spark_schema(columns),
     )
-    if decode == RAW:
-        frame = reader.load()
-        frame = frame.select("value", *(F.col(name).alias(f"_{name}") for name in frame.columns))
-        good = frame
-    elif schema is not None:
-        frame = reader.options(decode=decode, schema=schema).load()
-        good = frame.where(F.col(ERROR).isNull())
-    else:
-        fields = [*_spark_schema(columns).fields, StructField(ERROR, StringType(), True)]
-        frame = reader.option("decode", decode).schema(StructType(fields)).load()
-        good = frame.where(F.col(ERROR).isNull())
-    types = _spark_schema(columns)
-    return good.select(
-        *(
-            (F.col(f"`{name}`") if name in frame.columns else F.lit(None))
-            .cast(types[name].dataType)
-            .alias(name)
-            for name in columns.names
-        )
-    )
-
-
-def _starts(ranges: Sequence[OffsetRange]) -> dict[str, int]:
-    return {str(each.partition): each.start_offset for each in ranges}
-
-
-def _ends(ranges: Sequence[OffsetRange]) -> dict[str, int]:
-    return {str(each.partition): each.end_offset for each in ranges}
-
-
-def _by_topic(ranges: Sequence[OffsetRange], what: Any) -> str:
-    return json.dumps({ranges[0].topic: what(ranges)})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ from pyspark.errors import PySparkException
 import chronik.spark
 from chronik.spark.connection import Connection
 from chronik.spark.errors import DataLossError, SourceError
+from chronik.spark.lake.compaction import compact
+from chronik.spark.lake.expiry import expire
 from chronik.spark.lake.parquet import FileWriter
 from chronik.spark.lake.partitioning import parse_partitioning
-from chronik.spark.lake.schemas import table_schema
+from chronik.spark.lake.schemas import DEAD_LETTER_COLUMNS, table_schema
 from chronik.spark.lake.table import Advance, Change, LakeTable, PartitionKey
 from chronik.spark.lake.warehouse import Warehouse
 from chronik.spark.log_facts import LogFacts
@@ -68,7 +72,8 @@ def _as_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     names = ("topic", "partition", "offset", "timestamp", "key", "headers")
     columns = {f"_{name}": batch.column(name) for name in names}
     for field in COLUMNS:
-        columns[field.name] = pa.array([value[field.name] for value in values], field.type)
+        columns[field.name] = pa.array([value.get(field.name) for value in values], field.type)
+    columns["extra"] = pa.array([value.get("extra") for value in values], pa.string())
     return pa.record_batch(columns)
 
 
@@ -98,12 +103,24 @@ def union(spark: Any, topics: Any, lake: Lake, topic: str, **options: Any) -> An
 
 
 @pytest.mark.parametrize(
-    ("table_format", "parts"),
-    [("delta", ""), ("delta", "country,day(_timestamp)"), ("iceberg", "country")],
+    ("table_format", "parts", "parts_max"),
+    [
+        ("delta", "", 32),
+        ("delta", "country,day(_timestamp)", 32),
+        ("delta", "day(_timestamp),country", 2),
+        ("iceberg", "country", 32),
+    ],
 )
 def test_history_and_tail_are_one_table(
-    spark: Any, topics: Any, lake: Callable[..., Lake], table_format: str, parts: str
+    spark: Any,
+    topics: Any,
+    lake: Callable[..., Lake],
+    monkeypatch: pytest.MonkeyPatch,
+    table_format: str,
+    parts: str,
+    parts_max: int,
 ) -> None:
+    monkeypatch.setattr("chronik.spark.union._PARTS_MAX", parts_max)
     topic = topics.create(partitions=3)
     produce(topics, topic, 0, *range(10))
     produce(topics, topic, 1, *range(100, 105))
@@ -174,6 +191,56 @@ def test_a_topic_that_is_recreated_after_the_frame_was_made(
         frame.collect()
     # The table keeps the old topic's rows; the new one's are all in the log.
     assert sorted(row.id for row in union(spark, topics, made, topic).collect()) == [1, 7, 8, 9]
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_a_column_that_came_later_and_a_file_that_is_replaced(
+    spark: Any, topics: Any, lake: Callable[..., Lake], table_format: str
+) -> None:
+    topic = topics.create(chronik_table=table_format, chronik_decode="json")
+    produce(topics, topic, 0, *range(8))
+    made = lake(topic, table_format)
+    for end in range(1, 9):
+        made.advance(0, end)
+    topics.produce(topic, '{"id": 8, "extra": "more"}', '{"id": 9, "extra": "still"}')
+    made.table.evolve(pa.schema([("extra", pa.string())]), pa.schema([]))
+    made.advance(0, 9)
+    # By the topic's own settings.
+    frame = chronik.spark.table(
+        spark, topic, bootstrap=topics.bootstrap, warehouse=made.warehouse.url
+    )
+    expected = [*((number, None) for number in range(8)), (8, "more"), (9, "still")]
+    # The files that it pinned are old, then merged to one, then nobody's: they stay for an hour.
+    now_ms = _age(made.table)
+    assert compact(made.table, now_ms=now_ms) >= 8
+    dead = made.warehouse.open_or_create(f"{topic}_dead_letters", table_format, DEAD_LETTER_COLUMNS)
+    assert expire(made.table, dead, now_ms=now_ms + 59 * 60_000) == 0
+    assert [tuple(row) for row in frame.select("id", "extra").orderBy("id").collect()] == expected
+    assert expire(made.table, dead, now_ms=now_ms + 30 * 3_600_000) >= 8
+    again = union(spark, topics, made, topic)
+    assert [tuple(row) for row in again.select("id", "extra").orderBy("id").collect()] == expected
+
+
+def _age(table: LakeTable) -> int:
+    """Make the table's data files two days old; returns the time."""
+    now_s = time.time()
+    for file in table.load().files():
+        os.utime(Path(table.storage.path, file.path), (now_s - 2 * 86_400,) * 2)
+    return int(now_s * 1000)
+
+
+def test_values_as_they_are(spark: Any, topics: Any, tmp_path: Path) -> None:
+    topic = topics.create(chronik_table="delta")
+    warehouse = Warehouse(url=str(tmp_path))
+    warehouse.open_or_create(
+        topic, "delta", table_schema(pa.schema([("value", pa.binary())]), "delta")
+    )
+    topics.produce(topic, b"\xff", None, headers=[("trace", b"1")], key=b"k")
+    frame = chronik.spark.table(spark, topic, bootstrap=topics.bootstrap, warehouse=warehouse)
+    rows = frame.orderBy("_offset").collect()
+    assert [row.value for row in rows] == [bytearray(b"\xff"), None]
+    assert rows[0]._headers == [("trace", bytearray(b"1"))]
+    assert rows[1]._key == bytearray(b"k")
 
 
 def test_a_table_that_is_not_there(spark: Any, topics: Any, tmp_path: Path) -> None:
