@@ -40,7 +40,8 @@ def error_column(errors: Mapping[int, str], count: int) -> pa.StringArray:
     """A text for each row that has an error."""
     if not errors:
         return pa.nulls(count, pa.string())
-    return pa.array([errors.get(row) for row in range(count)], pa.string())
+    texts = pa.array(errors.values(), pa.string())
+    return spread([texts], np.array(list(errors), dtype=np.int64), count)[0]
 
 
 def spread(arrays: Sequence[pa.Array], rows: Rows, count: int) -> list[pa.Array]:
