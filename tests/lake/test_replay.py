@@ -1,11 +1,13 @@
 """Dead letters that decode by now move to the table, once, whoever carries the replay on."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from kill_campaign import (
+    DAY_MS,
     EVENTS,
     EVERYTHING_DECODES,
     Killed,
@@ -21,8 +23,9 @@ from lake_world import FORMATS
 
 from chronik.clock import SystemClock
 from chronik.spark.lake.compaction import compact, may_rearrange
+from chronik.spark.lake.expiry import expire
 from chronik.spark.lake.replay import finish_replay, replay
-from chronik.spark.lake.table import REPLAY, Change, Refused
+from chronik.spark.lake.table import REPLAY, Change, LakeTable, Refused
 
 
 @pytest.fixture(params=FORMATS)
@@ -112,6 +115,40 @@ def test_rows_that_the_table_has_not_passed_stay(world: World) -> None:
     replay(table, dead, _decoder(world, EVERYTHING_DECODES), now_ms=world.now_ms)
     work_round(world, world.committer(), 2, random.Random(4), to_the_end=True)
     check(world)
+
+
+def test_an_expiry_leaves_a_replay_its_files(world: World) -> None:
+    """A replay may begin while an expiry, late, is about to delete what nobody refers to."""
+    committer = world.committer()
+    table, dead = committer.table, committer.dead_letters
+    (table.storage.create("data/left.parquet")).close()
+
+    def die(*_: object) -> int:
+        raise Killed("before the table takes the rows")
+
+    def begin() -> None:
+        real, table.commit = table.commit, die  # type: ignore[method-assign]
+        with pytest.raises(Killed):
+            replay(table, dead, _decoder(world, 1), now_ms=world.now_ms)
+        table.commit = real  # type: ignore[method-assign]
+
+    _expire_with(world, table, dead, begin)
+    assert finish_replay(table, dead)
+    check(world)
+
+
+def _expire_with(world: World, table: LakeTable, dead: LakeTable, act: Callable[[], None]) -> None:
+    """An expiry that is interrupted after it has marked both tables, before it looks again."""
+    real = table.commit
+
+    def marked(change: Change) -> int:
+        version = real(change)
+        table.commit = real  # type: ignore[method-assign]
+        act()
+        return version
+
+    table.commit = marked  # type: ignore[method-assign]
+    assert expire(table, dead, now_ms=world.now_ms + 2 * DAY_MS, pin_ms=0) >= 1
 
 
 def test_two_replays_at_once(world: World) -> None:

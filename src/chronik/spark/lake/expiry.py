@@ -9,7 +9,7 @@ planned before, and both tables are marked, which refuses a merge or a replay fr
 
 from typing import Final
 
-from chronik.spark.lake.replay import finish_replay
+from chronik.spark.lake.replay import finish_replay, pending_files
 from chronik.spark.lake.table import EXPIRY, INTENTS, REPLAY, REPLAY_DONE, Change, LakeTable
 
 PIN_MS: Final = 3_600_000  # how long a version's files stay after it was current
@@ -34,9 +34,12 @@ def expire(
     deleted = 0
     for each in (table, dead_letters):
         # Looked up again: what was in flight may have landed before the fence moved.
-        for path in _unreferenced(each, now_ms, age_ms):
-            each.storage.delete(path)
-            deleted += 1
+        unreferenced = _unreferenced(each, now_ms, age_ms)
+        pending = pending_files(dead_letters)  # of a replay that has begun since
+        for path in unreferenced:
+            if path not in pending:
+                each.storage.delete(path)
+                deleted += 1
     return deleted
 
 

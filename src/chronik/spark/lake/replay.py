@@ -105,6 +105,19 @@ def finish_replay(table: LakeTable, dead_letters: LakeTable) -> bool:
     return True
 
 
+def pending_files(dead_letters: LakeTable) -> frozenset[str]:
+    """The files that a replay has written and that no table refers to yet."""
+    dead = dead_letters.load()
+    replay_id = dead.mark(REPLAY)
+    if replay_id is None or replay_id == dead.mark(REPLAY_DONE):
+        return frozenset()
+    try:
+        intent = json.loads(dead_letters.storage.read(_intent_path(replay_id)))
+    except FileNotFoundError:
+        return frozenset()  # It was finished just now.
+    return frozenset([*(path for path, _ in intent["good"]), *intent["remainder"]])
+
+
 def _append_good(table: LakeTable, intent: dict[str, Any], replay_id: int) -> None:
     good = tuple(described(table.storage, path, tuple(part)) for path, part in intent["good"])
     change = Change(
