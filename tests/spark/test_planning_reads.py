@@ -238,7 +238,23 @@ def test_a_deleted_topic_is_noticed(stream: Make, topics: Any) -> None:
     with pytest.raises(DataLossError, match=f"{topic}: .*was deleted"):
         next_offset(reader, end)
     tolerant = stream(both, failOnDataLoss="false")
-    assert list(ends(next_offset(tolerant, end))) == [other]
+    following = next_offset(tolerant, end)
+    assert list(ends(following)) == [other]
+    assert next_offset(tolerant, following) == following
+    topics.create(topic)
+    topics.produce(topic, b"new")
+    last = next_offset(tolerant, following)
+    assert values(tolerant, following, last) == [b"new"]
+
+
+def test_a_topic_that_was_never_there_stops_a_query_that_is_restarted(
+    stream: Make, topics: Any
+) -> None:
+    topic = topics.create()
+    reader = stream(topic)
+    end = next_offset(reader, reader.initialOffset())
+    with pytest.raises(SourceError, match="there is no topic no-such-topic"):
+        next_offset(stream(f"{topic},no-such-topic", startingOffsets="latest"), end)
 
 
 def test_relative_starts(stream: Make, topics: Any) -> None:

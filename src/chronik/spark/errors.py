@@ -15,3 +15,7 @@ class DataLossError(RuntimeError):
 
 class SourceError(RuntimeError):
     """A source or sink that cannot work as things are; the message says what to change."""
+
+
+class UnknownTopic(SourceError):
+    """A topic that is not there, and did not appear within the time that a creation takes."""

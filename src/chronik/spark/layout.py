@@ -155,6 +155,8 @@ def layout_for(schema: StructType, options: ReadOptions) -> Layout:
     """The layout of an output, whether the source or the user chose it."""
     arrow = to_arrow_schema(schema, timezone="UTC")
     log_names = output_columns(options)
+    if options.columns is not None and list(options.columns) != arrow.names:
+        raise OptionsError("columns and .schema(...) choose different columns: keep one of them")
     fields = pa.schema(
         [field for field in arrow if field.name not in log_names and field.name != ERROR]
     )
@@ -165,10 +167,24 @@ def layout_for(schema: StructType, options: ReadOptions) -> Layout:
         )
     decoder: Decoder | None = None
     if options.decode is not None and (len(fields) or ERROR in arrow.names):
+        _check_given(fields, options)
         decoder = make_decoder(options.decode, fields, options.schema)
     key_decoder = _key_decoder(arrow, options)
     _check_types(arrow, log_names, key_decoder)
     return Layout(schema=arrow, log_names=log_names, decoder=decoder, key_decoder=key_decoder)
+
+
+def _check_given(fields: pa.Schema, options: ReadOptions) -> None:
+    """Refuse a `.schema(...)` that says something else than the option; Avro does so itself."""
+    if options.decode != "json" or options.schema is None:
+        return
+    given = make_decoder("json", None, options.schema).schema
+    for field in fields:
+        place = given.get_field_index(field.name)
+        if place < 0 or not _is_same(given.field(place).type, field.type):
+            raise OptionsError(
+                f"the option schema and .schema(...) differ in {field.name}: keep one of them"
+            )
 
 
 def make_decoder(format_name: str, fields: pa.Schema | None, schema: str | None) -> "Decoder":
@@ -210,6 +226,8 @@ def _is_same(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether two types differ in nothing but what nested fields are called and may hold."""
     if pa.types.is_list(one) and pa.types.is_list(other):
         return _is_same(one.value_type, other.value_type)
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        return _is_same(one.key_type, other.key_type) and _is_same(one.item_type, other.item_type)
     if pa.types.is_struct(one) and pa.types.is_struct(other):
         return one.num_fields == other.num_fields and all(
             one.field(index).name == other.field(index).name

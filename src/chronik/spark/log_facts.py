@@ -30,7 +30,7 @@ from chronik.protocol.messages.cluster import (
 )
 from chronik.protocol.messages.metadata import MetadataResponseTopic
 from chronik.spark.connection import Connection
-from chronik.spark.errors import SourceError
+from chronik.spark.errors import SourceError, UnknownTopic
 
 T = TypeVar("T")
 
@@ -103,6 +103,16 @@ class LogFacts:
             return [topic for topic in answer.topics if not topic.error_code]
 
         return {topic.name: topic for topic in map(_described, self._ask(ask))}
+
+    def existing_in_time(self, names: Iterable[str]) -> dict[str, Topic]:
+        """Those of the topics that are there or appear within the time that a creation takes."""
+        found: dict[str, Topic] = {}
+        for name in names:
+            try:
+                found |= self.topics([name])
+            except UnknownTopic:
+                continue
+        return found
 
     def matching(self, pattern: str) -> dict[str, Topic]:
         """The topics whose whole name matches, without the cluster's own."""
@@ -250,7 +260,7 @@ async def _topic(cluster: Cluster, name: str) -> MetadataResponseTopic:
         return await cluster.retry(once)
     except KafkaError as error:
         if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise SourceError(
+            raise UnknownTopic(
                 f"there is no topic {name}: check its name, or create it first"
             ) from None
         raise

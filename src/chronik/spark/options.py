@@ -87,10 +87,15 @@ class Subscription:
     pattern: str | None = None
     assigned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The topics that are named one by one."""
+        return self.topics or tuple(sorted(self.assigned))
+
     def __str__(self) -> str:
         if self.pattern is not None:
             return f"subscribePattern={self.pattern}"
-        return ", ".join(self.topics or sorted(self.assigned))
+        return ", ".join(self.names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +146,14 @@ def read_options(options: Mapping[str, str], *, is_stream: bool | None) -> ReadO
         given.choice("decodeKey", DECODE_FORMATS),
     )
     _check_schemas(given, decode, decode_key)
+    starting = _position(given, "starting", Edge(LATEST if is_stream else EARLIEST))
+    if is_stream is False and starting == Edge(LATEST):
+        raise OptionsError("startingOffsets=latest would read nothing: a batch ends at the latest")
     isolation = given.choice("isolation", tuple(_ISOLATIONS)) or "read_committed"
     return ReadOptions(
         connection=given.connection(),
         subscription=_subscription(given),
-        starting=_position(given, "starting", Edge(LATEST if is_stream else EARLIEST)),
+        starting=starting,
         ending=_position(given, "ending", Edge(LATEST)),
         fails_without_time=given.choice("startingOffsetsByTimestampStrategy", ("latest", "error"))
         == "error",

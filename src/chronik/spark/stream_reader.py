@@ -122,7 +122,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._found(self._topics(()))
+        self._target = self._found(self._existing())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         stands = StreamOffset.from_json(start)
@@ -153,16 +153,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         return StreamOffset(topics=ends).to_json() if ends else None
 
-    def _topics(self, known: Mapping[str, object] | tuple[()]) -> dict[str, Topic]:
-        """The topics of the next batch; those that the query had and are gone are left out."""
+    def _existing(self) -> dict[str, Topic]:
+        """The topics of the subscription that are there now."""
         subscription = self._options.subscription
         if subscription.pattern is not None:
             return self.facts.matching(subscription.pattern)
-        wanted = subscription.topics or tuple(sorted(subscription.assigned))
-        found = self.facts.existing(wanted)
-        # A topic that the query never had must be there; one that it had may have been deleted.
-        found |= self.facts.topics([name for name in wanted if name not in (*found, *known)])
-        return assigned_only(found, subscription)
+        return assigned_only(self.facts.existing(subscription.names), subscription)
+
+    def _topics(self, known: Mapping[str, object]) -> dict[str, Topic]:
+        """The topics of the next batch; those that the query had and are gone are left out."""
+        found = self._existing()
+        missing = [name for name in self._options.subscription.names if name not in found]
+        if (
+            missing
+        ):  # One that was only just created may not be known everywhere: look with patience.
+            found |= assigned_only(self.facts.existing_in_time(missing), self._options.subscription)
+        new = [name for name in missing if name not in found and name not in known]
+        if new and self._options.fail_on_data_loss:
+            self.facts.topics(new)  # A topic that the query never had must be there.
+        return found
 
     def _found(self, topics: Mapping[str, Topic]) -> dict[str, FoundTopic]:
         return find_spans(self.facts, topics, read_committed=self._options.read_committed)

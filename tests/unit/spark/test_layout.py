@@ -127,6 +127,12 @@ def test_a_users_schema_is_the_whole_output() -> None:
         (StructType().add("id", "long"), {}, "add the option decode"),
         (StructType().add("offset", "integer"), {}, "cast it after the read"),
         (StructType().add("_key", "string"), {"decode": "json"}, "cast it after the read"),
+        (StructType().add("offset", "long"), {"columns": "key"}, "keep one of them"),
+        (
+            StructType().add("id", "long"),
+            {"decode": "json", "schema": "id INT"},
+            "differ in id: keep one",
+        ),
     ],
 )
 def test_a_users_schema_that_cannot_be(schema, given, words) -> None:

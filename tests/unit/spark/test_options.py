@@ -50,7 +50,7 @@ def test_load_may_name_the_topic() -> None:
     ("text", "position"),
     [
         ("earliest", Edge(-2)),
-        ("LATEST", Edge(-1)),
+        ("EARLIEST", Edge(-2)),
         ("-10m", Ago(600_000)),
         ("-1.5h", Ago(5_400_000)),
         ("-250ms", Ago(250)),
@@ -98,6 +98,7 @@ def test_kafka_names_for_group_and_isolation() -> None:
         ({"startingOffsets": "{"}, "is no JSON"),
         ({"startingOffsets": "earliest", "startingTimestamp": "1"}, "contradict each other"),
         ({"endingOffsets": "earliest"}, "would read nothing"),
+        ({"startingOffsets": "latest"}, "would read nothing"),
         ({"minPartitions": "0"}, "at least 1"),
         ({"minPartitions": "two"}, "at least 1"),
         ({"failOnDataLoss": "maybe"}, "true, false"),
