@@ -44,7 +44,7 @@ DECODE_FORMATS: Final = ("string", "json", "avro", "protobuf")
 ENCODE_FORMATS: Final = ("json", "avro")
 
 _SHARED: Final = ("bootstrap", "path")
-_READ: Final = (
+READ: Final = (
     "subscribe",
     "subscribePattern",
     "assign",
@@ -63,12 +63,12 @@ _READ: Final = (
     "keySchema",
     "topicId",
 )
-_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "groupId")
-_WRITE: Final = ("topic", "encode", "schema", "writeId", "compression")
+BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "groupId")
+WRITE: Final = ("topic", "encode", "schema", "writeId", "compression")
 # Spark hands its own options on to the sink.
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName")
-_ALIASES: Final = {
+ALIASES: Final = {
     "kafka.group.id": "groupId",
     "kafka.isolation.level": "isolation",
     "kafka.compression.type": "compression",
@@ -136,9 +136,9 @@ class WriteOptions:
 
 def read_options(options: Mapping[str, str], *, is_stream: bool | None) -> ReadOptions:
     """The options of a read, or OptionsError. None: it is not yet known of which kind it is."""
-    given = _Given(options, (*_SHARED, *_READ, *_BATCH_ONLY, *_STREAM_ONLY))
+    given = _Given(options, (*_SHARED, *READ, *BATCH_ONLY, *STREAM_ONLY))
     if is_stream is not None:
-        other = _BATCH_ONLY if is_stream else _STREAM_ONLY
+        other = BATCH_ONLY if is_stream else STREAM_ONLY
         given.refuse(other, f"is not for {'streaming' if is_stream else 'batch'} reads")
     given.finish()
     decode, decode_key = (
@@ -175,7 +175,7 @@ def read_options(options: Mapping[str, str], *, is_stream: bool | None) -> ReadO
 
 def write_options(options: Mapping[str, str], *, is_stream: bool) -> WriteOptions:
     """The options of a write, or OptionsError."""
-    given = _Given(options, (*_SHARED, *_WRITE, *_SPARKS_OWN))
+    given = _Given(options, (*_SHARED, *WRITE, *_SPARKS_OWN))
     if is_stream:
         given.refuse(
             ("writeId",), "is for batch writes: a stream's are told apart by query and batch"
@@ -272,7 +272,7 @@ class _Given:
             self._take(name.lower(), value)
 
     def _take(self, name: str, value: str) -> None:
-        own = _ALIASES.get(name)
+        own = ALIASES.get(name)
         if own is not None and own.lower() in self._known:
             if self._values.setdefault(own.lower(), value) != value:
                 raise OptionsError(f"{name} and {own} say the same thing differently: keep one")

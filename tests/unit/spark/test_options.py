@@ -1,10 +1,12 @@
 """Options: Kafka's words in any case, and one clear sentence for what is wrong."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 
 from chronik.model import TopicPartition
+from chronik.spark import options
 from chronik.spark.errors import OptionsError
 from chronik.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from chronik.spark.positions import Ago, Edge, Offsets, Time, Times
@@ -200,3 +202,12 @@ def test_security_may_be_named_without_its_prefix() -> None:
     plain = read(**{"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
                     "sasl.username": "ada", "sasl.password": "hunter2"})  # fmt: skip
     assert plain.connection.security != read().connection.security
+
+
+def test_the_page_names_every_option() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "SPARK.md").read_text()
+    known = {*options.READ, *options.BATCH_ONLY, *options.STREAM_ONLY, *options.WRITE}
+    missing = {name for name in known | set(options.ALIASES) if f"`{name}`" not in page}
+    assert not missing
+    read_only = {*options.READ, *options.BATCH_ONLY, *options.STREAM_ONLY} - {"schema"}
+    assert not [name for name in read_only if f"`{name}`" not in page.split("## Writing")[0]]
