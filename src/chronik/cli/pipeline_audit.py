@@ -55,7 +55,7 @@ def _audited(config: str | None, options: dict[str, Any], topics: list[str]) -> 
         with quiet_start():
             spark = open_session(settings.master, settings.spark, name="chronik-audit")
         try:
-            connection = Connection(bootstrap=settings.bootstrap, client_id="chronik-audit")
+            connection = Connection.from_options(settings.connection_options)
             return run_audit(settings, connection, spark, topics=topics)
         finally:
             spark.stop()

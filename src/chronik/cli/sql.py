@@ -63,14 +63,14 @@ def _query(settings: "PipelineConfig", statement: str, limit: int | None) -> Non
     from chronik.spark.pipeline.session import open_session
     from chronik.spark.views import create_views
 
-    with LogFacts(Connection(bootstrap=settings.bootstrap)) as facts:
+    options = settings.connection_options
+    with LogFacts(Connection.from_options(options)) as facts:
         facts.topics(())  # Whoever mistyped an address hears it before Spark has started.
     with quiet_start():
         spark = open_session(settings.master, settings.spark, name="chronik-sql")
     try:
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-        options = {"kafka.bootstrap.servers": settings.bootstrap}
         create_views(spark, settings, options, statement)
         frame = spark.sql(statement)
         if limit is None:

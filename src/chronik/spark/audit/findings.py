@@ -1,7 +1,9 @@
 """What an audit has looked at, and what it has found wrong."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
+
+FINDINGS_MAX: Final = 100  # listed of one question; more would be read by nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
