@@ -222,14 +222,22 @@ def _msgspec_type(kind: pa.DataType) -> Any:
     return float | None if pa.types.is_floating(kind) else str | None
 
 
+def taken(items: list[Any], kind: pa.DataType) -> tuple[pa.Array, Rows]:
+    """An array of Python objects, with null for those that the type does not take."""
+
+    def made(places: pa.Array) -> pa.Array:
+        if len(places) == len(items):
+            return pa.array(items, kind)
+        return pa.array([items[place] for place in places.to_pylist()], kind)
+
+    return by_halves(pa.array(np.arange(len(items))), made, kind)
+
+
 def from_objects(objects: list[Any], kind: pa.DataType) -> tuple[pa.Array, Rows]:
     """A column of what msgspec has read, and the rows that do not fit into it."""
     plain = [to_plain(value, kind) for value in objects]
     read = read_type(kind, timestamps_as_text=True)
-    held = pa.array(range(len(plain)), pa.int64())
-    found, bad = by_halves(
-        held, lambda rows: pa.array([plain[row] for row in rows.to_pylist()], read), read
-    )
+    found, bad = taken(plain, read)
     converted, not_converted = convert(found, kind)
     return converted, np.union1d(bad, not_converted)
 

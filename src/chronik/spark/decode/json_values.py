@@ -91,23 +91,30 @@ class JsonDecoder:
         return pa.schema([each for each in self.schema if not has_map(each.type)])
 
     @cached_property
+    def _by_msgspec(self) -> pa.Schema:
+        return pa.schema([each for each in self.schema if has_map(each.type)])
+
+    @cached_property
+    def _mapped(self) -> "msgspec.json.Decoder[Any]":
+        return msgspec.json.Decoder(object_type(self._by_msgspec))
+
+    @cached_property
     def _object(self) -> "msgspec.json.Decoder[Any]":
         return msgspec.json.Decoder(object_type(self.schema))
 
     def _read(self, found: "_Candidates") -> list[pa.Array]:
         """The columns of the rows that are left when all others have an error."""
-        objects = None
-        if len(self._by_arrow) < len(self.schema) or not len(self.schema):
-            objects = found.scan(self._object)
-        before = len(found.rows)
+        objects: list[Any] = []
+        if len(self._by_msgspec) or not len(self.schema):
+            objects = found.scan(self._mapped)
         table = self._parsed(found)
-        if objects is not None and len(found.rows) < before:
-            objects = found.scan(self._object)  # Arrow refused some: few, and only once.
+        if len(objects) > len(found.rows):
+            objects = found.scan(self._mapped)  # Arrow refused some: few, and only once.
         bad: dict[int, str] = {}
         arrays = []
-        for index, column in enumerate(self.schema):
-            if has_map(column.type):
-                assert objects is not None
+        for column in self.schema:
+            index = self._by_msgspec.get_field_index(column.name)
+            if index >= 0:
                 read = [getattr(each, f"f{index}") for each in objects]
                 array, refused = from_objects(read, column.type)
             else:

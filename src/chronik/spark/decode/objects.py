@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from chronik.spark.decode.decoder import Decoded, error_column, record_batch, spread
-from chronik.spark.decode.json_types import by_halves
+from chronik.spark.decode.json_types import taken
 
 Object = Mapping[str, Any]
 
@@ -44,21 +44,10 @@ def decode_objects(
 def _columns(objects: list[Object], schema: pa.Schema) -> tuple[list[pa.Array], dict[int, str]]:
     arrays = []
     bad: dict[int, str] = {}
-    places = pa.array(np.arange(len(objects)))
     for column in schema:
         items = [each[column.name] for each in objects]
-        array, refused = by_halves(
-            places,
-            lambda some, items=items, kind=column.type: _array(items, some, kind),  # type: ignore[misc]
-            column.type,
-        )
+        array, refused = taken(items, column.type)
         for place in refused.tolist():
             bad.setdefault(place, f"{column.name}: not a {column.type}: {items[place]!r}"[:100])
         arrays.append(array)
     return arrays, bad
-
-
-def _array(items: list[Any], places: pa.Array, kind: pa.DataType) -> pa.Array:
-    if len(places) == len(items):
-        return pa.array(items, kind)
-    return pa.array([items[place] for place in places.to_pylist()], kind)
