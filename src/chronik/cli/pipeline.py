@@ -14,6 +14,7 @@ import typer
 from chronik.cli.output import print_json, print_table, size_text
 from chronik.cli.pipeline_audit import audit
 from chronik.cli.session import Json, command_app, fail
+from chronik.cli.spark_start import Bootstrap, ConfigFile, Master, Warehouse, quiet_start
 
 if TYPE_CHECKING:
     from chronik.spark.connection import Connection
@@ -25,33 +26,13 @@ T = TypeVar("T")
 
 app = command_app("Keep lake tables of topics (Delta, Iceberg), on Spark.")
 
-Config = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="The pipeline's TOML file.")
-]
-Warehouse = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="Where the tables are: a path, or s3://bucket/path."),
-]
-Bootstrap = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap",
-        "-b",
-        envvar="CHRONIK_BOOTSTRAP",
-        metavar="HOST:PORT[,...]",
-        help="A node of the cluster, or several.",
-    ),
-]
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 
 
 @app.command()
 def run(
-    master: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Spark's master: local[*,4], spark://HOST:PORT, ..."),
-    ] = None,
-    config: Config = None,
+    master: Master = None,
+    config: ConfigFile = None,
     warehouse: Warehouse = None,
     once: Annotated[
         bool, typer.Option("--once", help="End when every table is where its log was.")
@@ -86,7 +67,8 @@ def _run(settings: "PipelineConfig", once: bool) -> None:
     logging.getLogger("chronik.spark").setLevel(logging.INFO)
     connection = _connection(settings)
     found = discover(connection, settings)  # Whoever mistyped an address hears it before Spark's.
-    spark = open_session(settings.master, settings.spark)
+    with quiet_start():
+        spark = open_session(settings.master, settings.spark)
     try:
         pipeline = Pipeline(settings, connection, spark, report=_Progress().show)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -124,7 +106,7 @@ class _Progress:
 
 @app.command()
 def status(
-    config: Config = None,
+    config: ConfigFile = None,
     warehouse: Warehouse = None,
     bootstrap: Bootstrap = None,
     as_json: Json = False,
@@ -178,7 +160,7 @@ def _status_row(each: "TopicStatus") -> tuple[str | int | None, ...]:
 @app.command()
 def replay(
     topic: Topic,
-    config: Config = None,
+    config: ConfigFile = None,
     warehouse: Warehouse = None,
     bootstrap: Bootstrap = None,
     as_json: Json = False,
