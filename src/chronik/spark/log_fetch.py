@@ -1,8 +1,8 @@
 """Fetches from one partition, across leaders that move, die and come back.
 
 A fetch names the topic by its id where the broker knows ids, so that a topic that was deleted and
-created again is never taken for the one whose offsets are read. Older brokers are asked by name,
-and what their metadata says of the id is compared before each fetch.
+created again is never taken for the one whose offsets are read. Older brokers (before Kafka 3.1)
+are asked by name, and what their metadata says of the id is looked at anew when reading begins.
 
 A passing failure is tried again for as long as the cluster's timeout. What remains is raised:
 `TopicReplaced`, or the KafkaError or ConnectionFailed that says the most.
@@ -54,6 +54,7 @@ class PartitionFetcher:
         self._topic_id = topic_id
         self._seen = topic_id != NO_UUID  # whether the topic has existed
         self._is_there = True
+        self._is_fresh = False  # whether metadata was asked for after reading began
         self._read_committed = read_committed
         self._fetch_bytes = fetch_bytes
         self._max_wait_ms = max_wait_ms
@@ -83,6 +84,10 @@ class PartitionFetcher:
         leader = await self._cluster.partition(self._partition)
         request = self._request(offset, leader.leader_epoch)
         link = await self._cluster.link(leader.leader_id)
+        if not self._is_fresh and link.version(FETCH) <= LAST_VERSION_WITH_NAMES:
+            self._is_fresh = True
+            self._cluster.forget((self._partition.topic,))
+            return await self._fetch(offset)
         response: FetchResponse = await link.send(
             request,
             FETCH,

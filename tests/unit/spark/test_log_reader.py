@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,9 @@ from chronik.client.admin import Admin
 from chronik.client.cluster import Cluster
 from chronik.client.producer import Producer
 from chronik.model import TopicPartition
+from chronik.protocol.apis import FETCH
+from chronik.protocol.schema import Versions
+from chronik.spark import log_fetch
 from chronik.spark.connection import Connection
 from chronik.spark.errors import DataLossError, SourceError
 from chronik.spark.log_reader import Gap, LogReader, OffsetRange
@@ -176,6 +180,21 @@ def test_a_topic_that_was_created_again_is_another(shared: Broker, reader: LogRe
     assert reader.gaps == [Gap("recreated", 0, 10, 10)]
     fresh = OffsetRange("twice", topic_id(shared, "twice"), 0, 0, 20)
     assert len(offsets_of(list(reader.read(fresh)))) == 20
+
+
+def test_brokers_that_know_topics_by_name_only(
+    shared: Broker, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_fetch, "FETCH", replace(FETCH, versions=Versions(4, 12)))
+    fill(shared, "named", 10)
+    wanted = OffsetRange("named", topic_id(shared, "named"), 0, 0, 10)
+    assert len(offsets_of(list(reader.read(wanted)))) == 10
+    delete_topic(shared, "named")
+    fill(shared, "named", 20)
+    with pytest.raises(DataLossError, match="topic named was deleted and created again"):
+        list(reader.read(wanted))
+    unknown = OffsetRange("named", NO_ID, 0, 0, 20)
+    assert len(offsets_of(list(reader.read(unknown)))) == 20
 
 
 def test_a_topic_that_was_deleted(shared: Broker, reader: LogReader) -> None:
