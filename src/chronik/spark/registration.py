@@ -23,11 +23,18 @@ _ASK_TIMEOUT_S: Final = 60.0  # An interpreter on a cold network drive takes man
 
 def register(spark: "SparkSession") -> None:
     """Register the source with a session, or SourceError if its workers could not run it."""
+    from pyspark.errors import PySparkException
+
     from chronik.spark.source import ChronikSource
 
+    try:
+        context = spark.sparkContext
+    except PySparkException:  # Spark Connect: the workers are elsewhere.
+        spark.dataSource.register(ChronikSource)
+        return
     # On a cluster the same path may name another interpreter: there each task checks for itself.
-    if str(spark.sparkContext.master).startswith("local"):
-        check_worker_python(spark.sparkContext.pythonExec)
+    if str(context.master).startswith("local"):
+        check_worker_python(context.pythonExec)
     spark.dataSource.register(ChronikSource)
 
 
