@@ -1,11 +1,12 @@
 """The sink: a frame's rows become records of topics, by batch or by stream, Arrow all the way.
 
 A stream's tasks are told apart by query, batch and Spark partition; a batch write's by `writeId`
-and Spark partition. A task that runs again under the same name writes nothing twice (`log_writer`
-says how). So a query that restarts from its checkpoint, and a batch job that is run again with the
-same `writeId`, write once, *if* the plan gives each Spark partition the same rows each time: a
-source that can be read again and no step that orders rows by chance. Without `writeId` a batch
-write whose task is tried again writes that task's rows again.
+and Spark partition; both by the topic too, unless it is a column. A task that runs again under the
+same name writes nothing twice (`log_writer` says how). So a query that restarts from its
+checkpoint, and a batch job that is run again with the same `writeId`, write once, *if* the plan
+gives each Spark partition the same rows each time: a source that can be read again and no step that
+orders rows by chance. Without `writeId` a batch write whose task is tried again writes that task's
+rows again.
 
 Records are appended: there is no overwriting a topic.
 """
@@ -69,7 +70,7 @@ class RowsToRecords:
         with LogWriter(
             self._options.connection,
             topic=self._options.topic,
-            write_id=write_id,
+            write_id=self._named(write_id),
             task=task,
             batch_id=batch_id,
             compression=self._options.compression,
@@ -79,6 +80,11 @@ class RowsToRecords:
                     writer.write(self._records(batch))
             summary = writer.commit()
         return TaskWritten(summary.rows, summary.bytes, summary.skipped)
+
+    def _named(self, write_id: str | None) -> str | None:
+        """The name of the write to this topic: to another one it is another write."""
+        topic = self._options.topic
+        return write_id if write_id is None or topic is None else f"{write_id}/{topic}"
 
     def _records(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         values = None
