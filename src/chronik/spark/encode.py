@@ -86,6 +86,7 @@ class JsonEncoder:
     def __init__(self, schema: pa.Schema) -> None:
         for column in schema:
             check_type(column.name, column.type)
+        self._schema = schema
 
     def encode(self, columns: pa.RecordBatch) -> pa.BinaryArray:
         """As many values as there are rows."""
@@ -93,6 +94,9 @@ class JsonEncoder:
         if columns.nbytes > PART_BYTES_MAX and count > 1:
             first, second = columns.slice(0, count // 2), columns.slice(count // 2)
             return pa.concat_arrays([self.encode(first), self.encode(second)])
+        if columns.schema.types != self._schema.types:
+            # Spark may hand over the large types of Arrow, and times in the session's zone.
+            columns = columns.cast(self._schema)
         found = object_texts(columns.columns, columns.schema.names, count)
         return found.cast(pa.binary())
 

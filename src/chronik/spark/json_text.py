@@ -101,7 +101,8 @@ def _plain_texts(array: pa.Array) -> pa.StringArray:
         return pa.array(found, pa.string())
     if pa.types.is_timestamp(kind):
         return _time_texts(array.cast(_NAIVE if kind.tz is None else _UTC))
-    return array.cast(pa.string())  # dates and decimals
+    assert pa.types.is_date(kind) or pa.types.is_decimal(kind), kind
+    return array.cast(pa.string())
 
 
 def _time_texts(array: pa.Array) -> pa.StringArray:

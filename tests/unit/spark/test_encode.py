@@ -257,3 +257,27 @@ def test_avro_whose_first_column_is_null_is_rarely_taken_for_a_frame() -> None:
     values = encoder_for("avro", schema=SCHEMA).encode(batch([found]))
     decoded = decoder_for("avro", options={"schema": avro_schema(SCHEMA)}).decode(values)
     assert decoded.columns.to_pylist() == [found]
+
+
+def test_large_types_and_the_sessions_zone_are_written_as_their_plain_ones() -> None:
+    schema = pa.schema(
+        [
+            ("s", pa.string()),
+            ("l", pa.list_(pa.field("element", pa.binary()))),
+            ("t", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+    given = pa.schema(
+        [
+            ("s", pa.large_string()),
+            ("l", pa.list_(pa.field("item", pa.large_binary()))),
+            ("t", pa.timestamp("us", tz="Europe/Berlin")),
+        ]
+    )
+    row = {"s": 'a "b"\n', "l": [b"\x00"], "t": 0}
+    (value,) = encoder_for("json", schema=schema).encode(batch([row], given)).to_pylist()
+    assert json.loads(value) == {
+        "s": 'a "b"\n',
+        "l": ["AA=="],
+        "t": "1970-01-01T00:00:00.000000Z",
+    }

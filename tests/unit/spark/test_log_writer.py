@@ -14,6 +14,7 @@ from chronik.client.partitioner import partition_of
 from chronik.client.producer import Producer
 from chronik.client.transaction import Transaction
 from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.spark import log_writer
 from chronik.spark.connection import Connection
 from chronik.spark.errors import OptionsError, SourceError
 from chronik.spark.log_writer import LogWriter, WriteSummary
@@ -58,6 +59,31 @@ def test_records_go_where_they_should(shared: Broker, connection: Connection) ->
     assert all(record.partition == partition_of(record.key or b"", 4) for record in keyed)
     assert [record.partition for record in found if record.value == b"fixed"] == [2]
     assert [record.partition for record in found if record.value is None] == [3]
+
+
+def test_a_topic_that_grows_while_it_is_written(shared: Broker, connection: Connection) -> None:
+    async def grow(cluster: Cluster) -> None:
+        await Admin(cluster).create_partitions("grows", 6)
+
+    with LogWriter(connection, topic="grows") as writer:
+        writer.write(rows(b"before", partition=[3]))
+        shared.ask(grow)
+        writer.write(rows(b"after", partition=[5]))
+        writer.commit()
+    assert [record.partition for record in shared.topic("grows").records] == [3, 5]
+
+
+def test_many_rows_become_many_batches_and_lose_nothing(
+    shared: Broker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "PART_BYTES", 10_000)
+    values = [b"%05d" % number * 10 for number in range(2_000)]
+    with LogWriter(connection, topic="many", batch_bytes=2_000) as writer:
+        writer.write(rows(*values))
+        assert writer.commit().rows == 2_000
+    found = shared.topic("many").records
+    assert sorted(record.value or b"" for record in found) == values
+    assert {record.partition for record in found} == {0, 1, 2, 3}, "they take turns"
 
 
 def test_headers_topics_and_text(shared: Broker, connection: Connection) -> None:
