@@ -12,6 +12,7 @@
 # %%
 import json
 import os
+import sys
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -20,6 +21,7 @@ import chronik.spark
 
 BOOTSTRAP = os.environ.get("CHRONIK_BOOTSTRAP", "localhost:9092")
 WAREHOUSE = os.environ.get("CHRONIK_WAREHOUSE", "lake")
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Workers run the Python that has chronik.
 spark = SparkSession.builder.master("local[2]").appName("orders").getOrCreate()
 
 # %% [markdown]
