@@ -73,6 +73,11 @@ def fill(server: Server, topic: str, codec: str, count: int) -> None:
     """Write the records to a new topic."""
     admin = AdminClient({"bootstrap.servers": server.bootstrap})
     admin.create_topics([NewTopic(topic, PARTITIONS)])[topic].result(60)
+    produce(server, topic, codec, count)
+
+
+def produce(server: Server, topic: str, codec: str, count: int) -> None:
+    """Write the records, the same number to each partition."""
     producer = Producer(
         {
             "bootstrap.servers": server.bootstrap,
