@@ -69,7 +69,7 @@ def test_replicas_that_are_the_same_and_a_byte_that_is_not(
     assert (looked.partition_count, looked.replica_count) == (2, 6)
     assert looked.record_count == RECORDS
     assert looked.batch_count >= 2
-    offset = flip_a_byte(cluster.data_dir(3), "copied-1")
+    offset = flip_a_byte(cluster.data_dir(3), "copied", 1)
     damaged = look()  # all topics
     assert damaged.finding_count == len(damaged.findings) >= 1
     places = {(each.kind, each.topic, each.partition, each.offset) for each in damaged.findings}
@@ -79,9 +79,9 @@ def test_replicas_that_are_the_same_and_a_byte_that_is_not(
     assert next(each.node_id for each in damaged.findings if each.kind == "crc") == 3
 
 
-def flip_a_byte(data_dir: Path, partition: str) -> int:
+def flip_a_byte(data_dir: Path, topic: str, partition: int) -> int:
     """Change a record of the second batch in a replica's file; returns the batch's offset."""
-    (path,) = sorted(data_dir.rglob(f"{partition}/*.log"))
+    (path,) = data_dir.glob(f"topics/{topic}.*/{partition}/*.log")
     with open(path, "r+b") as file:
         data = file.read()
         first = read_header(data)

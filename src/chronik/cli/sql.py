@@ -4,6 +4,8 @@ Every topic is a view of its name. One that has a lake table is that table and, 
 the table does not have yet; any other is its raw columns.
 """
 
+import os
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -51,6 +53,10 @@ def sql(
         fail(f"{error}: install what SQL needs with pip install 'chronik[spark]'")
     except (SourceError, DataLossError, OptionsError, LakeError) as error:
         fail(str(error))
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Nothing more may be flushed into the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit from None
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
