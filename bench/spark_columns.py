@@ -1,4 +1,4 @@
-"""How fast record batches become columns, and values typed columns, on one core.
+"""How fast record batches become columns, values typed columns, and both the way back, on one core.
 
     python bench/spark_columns.py [--rows 200000] [--json]
 
@@ -20,12 +20,16 @@ import fastavro
 import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from chronik.client.producer import BATCH_BYTES_MAX
 from chronik.protocol import codecs
 from chronik.protocol.batch import split
-from chronik.protocol.records import Record, build_batch
+from chronik.protocol.records import BatchBuilder, Record, build_batch
 from chronik.spark.decode import decoder_for
 from chronik.spark.decode.protobuf import ProtobufDecoder
-from chronik.spark.record_columns import read_columns, unpack
+from chronik.spark.encode import encoder_for
+from chronik.spark.record_columns import HEADERS_TYPE, read_columns, unpack
+from chronik.spark.record_encoding import Turns, encoded_batches
+from chronik.spark.write_columns import WRITTEN
 
 RUNS = 5
 RECORD_BYTES = 172
@@ -178,6 +182,41 @@ def wide_values(count: int) -> list[bytes]:
     ]
 
 
+def encode_bench(format_name: str, values: list[bytes]) -> Callable[[], None]:
+    schema = decoder_for("json", options={"schema": DDL}).schema
+    columns = decoder_for("json", schema=schema).decode(pa.array(values, pa.binary())).columns
+    encoder = encoder_for(format_name, schema=schema)
+
+    def work() -> None:
+        for first in range(0, len(values), BATCH_ROWS):
+            encoder.encode(columns.slice(first, BATCH_ROWS))
+
+    return work
+
+
+def write_bench(values: list[bytes], codec: int) -> Callable[[], None]:
+    """What a sink's task does with its rows, up to the batches that it sends."""
+    rows = pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar("t"), len(values)),
+            pa.nulls(len(values), pa.int32()),
+            pa.array([b"%d" % number for number in range(len(values))], pa.binary()),
+            pa.array(values, pa.binary()),
+            pa.nulls(len(values), HEADERS_TYPE),
+        ],
+        schema=WRITTEN,
+    )
+
+    def work() -> None:
+        turns = {"t": Turns(0, 4)}
+        for first in range(0, len(values), BATCH_ROWS):
+            some = rows.slice(first, BATCH_ROWS)
+            for _, records, count in encoded_batches(some, turns, BATCH_BYTES_MAX):
+                BatchBuilder.encoded(records, count, 0).build(codec=codec)
+
+    return work
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=200_000)
@@ -202,6 +241,10 @@ def main() -> None:
         "json with map, list, date": decode_bench("json", {"schema": WIDE}, wide_values(rows)),
         "avro": decode_bench("avro", {"schema": json.dumps(AVRO)}, avro_values(rows)),
         "protobuf": _decode_bench(*protobuf_values(rows)),
+        "encode json": encode_bench("json", values),
+        "encode avro": encode_bench("avro", values),
+        "records of columns, none": write_bench(values, codecs.NONE),
+        "records of columns, lz4": write_bench(values, codecs.LZ4),
     }
     found = {name: rows / best_s(work) for name, work in works.items()}
     if arguments.json:
