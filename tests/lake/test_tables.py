@@ -27,6 +27,8 @@ from pyiceberg.exceptions import CommitFailedException
 from chronik.spark.lake.delta import DeltaLakeTable
 from chronik.spark.lake.iceberg import IcebergLakeTable
 from chronik.spark.lake.partitioning import parse_partitioning
+from chronik.spark.lake.reading import rows_of
+from chronik.spark.lake.schemas import compare
 from chronik.spark.lake.table import (
     Advance,
     Change,
@@ -223,6 +225,45 @@ def test_columns_are_added_once(table: LakeTable, tmp_path: Path) -> None:
     batch = rows(3, 5).append_column("note", pa.array(["a", None]))
     table.commit(Change(added=written(table, batch), advances=(Advance(KEY, 3, 5),)))
     assert offsets_in(table) == list(range(5))
+
+
+SMALL = pa.struct([("a", pa.int64())])
+LARGE = pa.struct([("a", pa.int64()), ("b", pa.string())])
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_objects_get_new_fields_at_any_depth(tmp_path: Path, table_format: str) -> None:
+    columns = pa.schema([("one", SMALL), ("many", pa.list_(SMALL))])
+    table = new_table(tmp_path, table_format, columns=columns)
+
+    def rows_with(kind: pa.DataType) -> pa.RecordBatch:
+        system = rows(0, 1).columns[:6]
+        value = {"a": 1, "b": "x"}
+        typed = [pa.array([value], kind), pa.array([[value]], pa.list_(kind))]
+        return pa.record_batch(
+            [*system, *typed], names=[*rows(0, 0).schema.names[:6], *columns.names]
+        )
+
+    table.commit(Change(added=written(table, rows_with(SMALL))))
+    wanted = pa.schema([("one", LARGE), ("many", pa.list_(LARGE))])
+    difference = compare(table.load().schema, wanted, table_format)
+    assert [field.name for field in difference.added] == ["one", "many"]
+    for _ in range(2):
+        table.evolve(pa.schema(difference.added), pa.schema([]))
+    assert compare(table.load().schema, wanted, table_format).is_none
+    assert compare(table.load().schema, columns, table_format).is_none
+    table.commit(Change(added=written(table, rows_with(LARGE))))
+    state = table.load()
+    found = [
+        row["one"]
+        for file in state.files()
+        for batch in rows_of(table, file, state.schema, ["one", "many"])
+        for row in batch.to_pylist()
+        if row["many"] == [row["one"]]
+    ]
+    assert sorted(found, key=str) == [{"a": 1, "b": "x"}, {"a": 1, "b": None}]
+    other = pa.schema([("one", pa.struct([("a", pa.string())]))])
+    assert [field.name for field in compare(state.schema, other, table_format).conflicts] == ["one"]
 
 
 def test_iceberg_columns_are_widened(tmp_path: Path) -> None:

@@ -169,6 +169,12 @@ def test_new_fields_become_columns(
     rows = by_offset(rows_of(tmp_path, name, table_format))
     assert (rows[1]["b"], rows[1]["c"]) == ("x", None)
     assert rows[1202]["c"] == {"d": 1.5}
+    topics.produce(name, '{"c": {"d": 2, "e": ["x"]}}', '{"c": {"f": true}}')
+    once()
+    rows = by_offset(rows_of(tmp_path, name, table_format))
+    assert rows[2403]["c"] == {"d": 2.0, "e": ["x"], "f": None}
+    assert rows[2404]["c"]["f"] is True
+    assert rows[1202]["c"]["d"] == 1.5
 
 
 @pytest.mark.parametrize("policy", ["column", "dead_letter"])

@@ -171,3 +171,34 @@ def test_no_value_of_a_good_row_is_lost(documents: list[dict[str, Any]]) -> None
     if any(each.get("other") is not None for each in good):
         assert "other" in met
         assert "other" in decoder.unexpected
+
+
+def test_a_new_field_of_an_object_is_noticed() -> None:
+    columns = pa.schema(
+        [
+            ("who", pa.struct([("name", pa.string())])),
+            ("all", pa.list_(pa.struct([("n", pa.int64())]))),
+        ]
+    )
+    decoder = copy_of(ColumnDecoder("json", columns))
+    documents: list[Any] = [{"who": {"name": "a"}, "all": [{"n": 1}]} for _ in range(1200)]
+    documents[600] = {"who": {"name": "b", "age": 7, "never": None}, "all": []}
+    documents[700] = {"all": [{"n": 2}, {"n": 3, "m": {"deep": True}}]}
+    decoded, errors = decoder.decode(values(*documents))
+    assert errors.null_count == 1200
+    assert decoded.column("who").to_pylist()[600] == {"name": "b"}
+    assert dict(decoder.unexpected) == {
+        "who": pa.struct([("name", pa.string()), ("age", pa.int64())]),
+        "all": pa.list_(pa.struct([("n", pa.int64()), ("m", pa.struct([("deep", pa.bool_())]))])),
+    }
+
+
+def test_an_object_that_lacks_fields_changes_nothing() -> None:
+    columns = pa.schema([("who", pa.struct([("name", pa.string()), ("age", pa.int64())]))])
+    decoder = ColumnDecoder("json", columns, has_variants=True)
+    _, errors = decoder.decode(values({"who": {"age": 1}}, {"who": {}}, {"who": None}, {}))
+    assert errors.null_count == 4
+    assert not decoder.unexpected
+    _, errors = decoder.decode(values({"who": "text"}, {"who": {"name": 1}}))
+    assert errors.null_count == 0
+    assert list(decoder.conflicts) == ["who"]

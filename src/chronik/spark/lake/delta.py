@@ -226,8 +226,12 @@ class DeltaLakeTable:
             raise LakeError(f"a Delta column cannot be widened: {widened.names}")
         for _ in range(COMMIT_ATTEMPTS_MAX):
             handle = self._handle()
-            known = pa.schema(handle.schema().to_arrow()).names
-            missing = [field for field in added if field.name not in known]
+            known = pa.schema(handle.schema().to_arrow())
+            missing = [
+                field
+                for field in added
+                if field.name not in known.names or known.field(field.name).type != field.type
+            ]
             if not missing:
                 return
             try:

@@ -38,7 +38,7 @@ DEAD_LETTER_COLUMNS: Final = pa.schema(
 class Difference:
     """How the columns of data differ from those of a table."""
 
-    added: tuple[pa.Field, ...] = ()
+    added: tuple[pa.Field, ...] = ()  # new columns, and structs with all their fields
     widened: tuple[pa.Field, ...] = ()
     conflicts: tuple[pa.Field, ...] = ()  # of a type that the table's column cannot become
 
@@ -102,13 +102,52 @@ def compare(table: pa.Schema, data: pa.Schema, table_format: str) -> Difference:
             added.append(pa.field(field.name, wanted))
             continue
         current = table.field(field.name).type
-        if wanted == current or _is_wider(current, wanted):
+        grown = with_fields(current, wanted)
+        if wanted == current or _is_wider(current, wanted) or grown == current:
             continue
-        if table_format == "iceberg" and _is_wider(wanted, current):
+        if grown is not None:
+            added.append(pa.field(field.name, grown))
+        elif table_format == "iceberg" and _is_wider(wanted, current):
             widened.append(pa.field(field.name, wanted))
         else:
             conflicts.append(pa.field(field.name, wanted))
     return Difference(added=tuple(added), widened=tuple(widened), conflicts=tuple(conflicts))
+
+
+def with_fields(current: pa.DataType, wanted: pa.DataType) -> pa.DataType | None:
+    """A type with the fields of both, at any depth; None if they differ in anything else."""
+    if pa.types.is_struct(current) and pa.types.is_struct(wanted):
+        fields = [_with_fields_of(field, wanted) for field in current]
+        if any(field is None for field in fields):
+            return None
+        known = {field.name for field in current}
+        return pa.struct([*fields, *(field for field in wanted if field.name not in known)])
+    if _is_list(current) and _is_list(wanted):
+        element = with_fields(current.value_type, wanted.value_type)
+        return None if element is None else pa.list_(element)
+    is_same = current == wanted or _is_wider(current, wanted)
+    return current if is_same else None
+
+
+def _with_fields_of(field: pa.Field, wanted: pa.DataType) -> pa.Field | None:
+    index = wanted.get_field_index(field.name)
+    if index < 0:
+        return field
+    kind = with_fields(field.type, wanted.field(index).type)
+    return None if kind is None else field.with_type(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def leaf_count(kind: pa.DataType) -> int:
+    """How many columns of its own a type takes in a file."""
+    if pa.types.is_struct(kind):
+        return sum(leaf_count(field.type) for field in kind)
+    if pa.types.is_map(kind):
+        return 1 + leaf_count(kind.item_type)
+    return leaf_count(kind.value_type) if _is_list(kind) else 1
 
 
 def _is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:

@@ -27,7 +27,7 @@ from chronik.spark.decode.json_inference import infer
 from chronik.spark.decode.json_values import JsonDecoder
 from chronik.spark.decode.schema_text import parse_schema
 from chronik.spark.errors import OptionsError
-from chronik.spark.lake.schemas import stored_type
+from chronik.spark.lake.schemas import stored_type, with_fields
 
 # More types of one field than this are no change of mind, but none at all.
 VARIANTS_MAX: Final = 4
@@ -46,25 +46,68 @@ class NoticingJsonDecoder(JsonDecoder):
         return NoticingJsonDecoder, (self.schema,)
 
     def _parsed(self, found: Any) -> pa.Table:
-        table = self._parsed_with_more(found.docs)
-        if table is None:
+        more = self._parsed_with_more(found.docs)
+        if more is None:
             table = super()._parsed(found)
             # Without what was refused; a field of mixed types is inferred more patiently.
             more = self._parsed_with_more(found.docs)
             self.notice(infer_or_none(found.docs) if more is None else more.schema)
             return table
-        self.notice(table.schema)
-        return table.select(self._by_arrow.names)
+        self.notice(more.schema)
+        if any(more.schema.field(each.name).type != each.type for each in self._asked):
+            return super()._parsed(found)  # Objects have new fields: they are left out for now.
+        return more.select(self._by_arrow.names)
+
+    @property
+    def _asked(self) -> pa.Schema:
+        return self._read_schema(as_text=self._times_are_text)
 
     def _parsed_with_more(self, docs: pa.BinaryArray) -> pa.Table | None:
-        return _parsed_with_more(docs, self._read_schema(as_text=self._times_are_text))
+        return _parsed_with_more(docs, self._asked)
 
     def notice(self, seen: pa.Schema | None) -> None:
         """Remember the fields among these that have no column."""
         for each in seen or ():
-            # Null alone says nothing: its type will show when there is a value.
-            if each.name not in self.schema.names and not pa.types.is_null(each.type):
-                self.unexpected.setdefault(each.name, each.type)
+            if each.name not in self.schema.names:
+                kind = _without_nulls(each.type)
+                if kind is not None:
+                    self.unexpected.setdefault(each.name, kind)
+                continue
+            known = self.schema.field(each.name).type
+            grown = _grown(known, each.type)
+            if grown != known:
+                self.unexpected.setdefault(each.name, grown)
+
+
+def _without_nulls(kind: pa.DataType) -> pa.DataType | None:
+    """A type without what is only ever null: its type will show when there is a value."""
+    if pa.types.is_null(kind):
+        return None
+    if pa.types.is_struct(kind):
+        found = [(field.name, _without_nulls(field.type)) for field in kind]
+        fields = [(name, each) for name, each in found if each is not None]
+        return pa.struct(fields) if fields else None
+    if pa.types.is_list(kind):
+        element = _without_nulls(kind.value_type)
+        return None if element is None else pa.list_(element)
+    return kind
+
+
+def _grown(known: pa.DataType, seen: pa.DataType) -> pa.DataType:
+    """A known type with the fields that its objects were seen to have beside."""
+    if pa.types.is_list(known) and pa.types.is_list(seen):
+        return pa.list_(_grown(known.value_type, seen.value_type))
+    if not (pa.types.is_struct(known) and pa.types.is_struct(seen)):
+        return known
+    fields = [
+        field
+        if seen.get_field_index(field.name) < 0
+        else field.with_type(_grown(field.type, seen.field(field.name).type))
+        for field in known
+    ]
+    names = {field.name for field in known}
+    more = [(field.name, _without_nulls(field.type)) for field in seen if field.name not in names]
+    return pa.struct([*fields, *(pa.field(name, kind) for name, kind in more if kind is not None)])
 
 
 def _parsed_with_more(docs: pa.BinaryArray, schema: pa.Schema) -> pa.Table | None:
@@ -83,8 +126,7 @@ def _parsed_with_more(docs: pa.BinaryArray, schema: pa.Schema) -> pa.Table | Non
         )
     except pa.ArrowInvalid:
         return None
-    is_as_asked = all(table.schema.field(each.name).type == each.type for each in schema)
-    return table if is_as_asked and table.num_rows == len(docs) else None
+    return table if table.num_rows == len(docs) else None
 
 
 def infer_or_none(samples: pa.BinaryArray) -> pa.Schema | None:
@@ -245,7 +287,7 @@ class ColumnDecoder:
             return
         known = variants_of(self.columns, field)
         kind = seen.field(field).type
-        is_new = all(self.columns.field(each).type != kind for each in known)
+        is_new = all(with_fields(self.columns.field(each).type, kind) is None for each in known)
         if is_new and len(known) < VARIANTS_MAX:
             self.conflicts[field] = kind
 

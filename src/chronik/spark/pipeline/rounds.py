@@ -22,7 +22,7 @@ from chronik.clock import Clock, SystemClock
 from chronik.spark.connection import Connection
 from chronik.spark.errors import SourceError
 from chronik.spark.lake.replay import finish_replay
-from chronik.spark.lake.table import LakeError, PartitionKey
+from chronik.spark.lake.table import LakeError, PartitionKey, Refused
 from chronik.spark.log_facts import LogFacts, Topic
 from chronik.spark.pipeline.config import MEBIBYTE, PipelineConfig
 from chronik.spark.pipeline.discovery import discover
@@ -37,6 +37,9 @@ from chronik.spark.pipeline.upkeep import Merging, Upkeep
 logger = logging.getLogger(__name__)
 
 DISCOVERY_INTERVAL_S: Final = 10.0
+COMMITS_AT_ONCE: Final = 4  # each waits for a disk, a catalog or an object store
+REST_S: Final = 5.0  # after a topic's first trouble; twice as long after each one that follows
+REST_MAX_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,15 @@ class RoundReport:
     @property
     def is_idle(self) -> bool:
         return not self.landed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """A topic that could not be brought forward, and until when it is left alone."""
+
+    why: str
+    count: int
+    until: float
 
 
 class Pipeline:
@@ -80,6 +92,7 @@ class Pipeline:
         self._number = 0
         self._merging: Future[list[Merging]] | None = None
         self._last_ends: dict[PartitionKey, int] | None = None  # where to end, if anywhere
+        self._troubles: dict[str, Trouble] = {}
 
     def stop(self) -> None:
         """End after the round that is running; safe to call from a signal handler."""
@@ -139,7 +152,9 @@ class Pipeline:
             landed = self._land(rounds, self._run(rounds), errors)
         except (LakeError, SourceError) as error:
             errors["cluster"] = str(error)
-        errors = {**self._config_errors, **errors}
+        self._note_troubles(landed, errors)
+        resting = {name: each.why for name, each in self._troubles.items()}
+        errors = {**self._config_errors, **resting, **errors}
         report = RoundReport(
             number=self._number,
             seconds=self._clock.monotonic() - started,
@@ -149,6 +164,21 @@ class Pipeline:
         )
         write_heartbeat(self._warehouse, self._clock.wall_ms(), self._number, landed, errors)
         return report
+
+    def _note_troubles(self, landed: Mapping[str, Landed], errors: Mapping[str, str]) -> None:
+        """A topic in trouble rests for a while: what fails again and again must not fail busily."""
+        now = self._clock.monotonic()
+        for name in landed:
+            self._troubles.pop(name, None)
+        for name in errors.keys() & self._topics.keys():
+            known = self._troubles.get(name)
+            count = 1 if known is None else known.count + 1
+            rest_s = min(REST_S * 2 ** (count - 1), REST_MAX_S)
+            self._troubles[name] = Trouble(why=errors[name], count=count, until=now + rest_s)
+
+    def _is_resting(self, name: str) -> bool:
+        trouble = self._troubles.get(name)
+        return trouble is not None and self._clock.monotonic() < trouble.until
 
     def _discover(self, now: float) -> None:
         if self._discovered_at is not None and now - self._discovered_at < DISCOVERY_INTERVAL_S:
@@ -167,6 +197,7 @@ class Pipeline:
             except LakeError as error:
                 errors[config.name] = str(error)
                 continue
+            self._troubles.pop(config.name, None)  # Its settings are others now.
             topics[config.name] = TopicPipeline(
                 config,
                 self._warehouse,
@@ -174,16 +205,17 @@ class Pipeline:
                 accept_loss=self._config.accept_loss,
             )
         self._topics, self._config_errors = topics, errors
+        self._troubles = {name: each for name, each in self._troubles.items() if name in topics}
 
     def _plan(self, facts: LogFacts, errors: dict[str, str]) -> tuple[dict[str, Round], int]:
-        topics = facts.existing(self._topics)
+        topics = facts.existing(name for name in self._topics if not self._is_resting(name))
         rounds: dict[str, Round] = {}
-        spans = _spans(facts, list(topics.values()))
+        spans = _spans(facts, topics, errors)
         task_bytes = self._config.task_mebibytes * MEBIBYTE
         budget = self._cores * ROUND_TASKS_A_CORE * task_bytes / max(len(topics), 1)
         lag = 0
-        for name, topic in topics.items():
-            pipeline = self._topics[name]
+        for name in spans:
+            topic, pipeline = topics[name], self._topics[name]
             spans[name] = self._capped(topic, spans[name])
             try:
                 if not pipeline.prepare(topic, spans[name]):
@@ -254,14 +286,25 @@ class Pipeline:
         results: Mapping[str, list[TaskResult]],
         errors: dict[str, str],
     ) -> dict[str, Landed]:
-        landed: dict[str, Landed] = {}
-        for name, planned in rounds.items():
+        def land(name: str) -> Landed | LakeError:
             try:
-                landed[name] = self._topics[name].land(planned, results[name])
+                return self._topics[name].land(rounds[name], results[name])
+            except Refused as error:
+                return LakeError(
+                    f"{error}; nothing was added: if another pipeline writes to this table, stop "
+                    "one of them"
+                )
             except LakeError as error:
-                errors[name] = str(error)
-                continue
-            self._upkeep[name].landed()
+                return error
+
+        landed: dict[str, Landed] = {}
+        with ThreadPoolExecutor(COMMITS_AT_ONCE, "chronik-commit") as threads:
+            for name, outcome in zip(rounds, threads.map(land, rounds), strict=True):
+                if isinstance(outcome, LakeError):
+                    errors[name] = str(outcome)
+                else:
+                    landed[name] = outcome
+                    self._upkeep[name].landed()
         return landed
 
     # Between rounds
@@ -298,7 +341,25 @@ class Pipeline:
             logger.warning("a merge of files was given up: %s", error)
 
 
-def _spans(facts: LogFacts, topics: list[Topic]) -> dict[str, LogSpans]:
+def _spans(
+    facts: LogFacts, topics: Mapping[str, Topic], errors: dict[str, str]
+) -> dict[str, LogSpans]:
+    """What the logs hold; of all topics at once, or one by one if one of them cannot say."""
+    try:
+        return _spans_of(facts, list(topics.values()))
+    except SourceError:
+        if len(topics) == 1:
+            raise
+    found: dict[str, LogSpans] = {}
+    for name, topic in topics.items():
+        try:
+            found |= _spans_of(facts, [topic])
+        except SourceError as error:
+            errors[name] = str(error)
+    return found
+
+
+def _spans_of(facts: LogFacts, topics: list[Topic]) -> dict[str, LogSpans]:
     places = [place for topic in topics for place in topic.places]
     starts, ends, sizes = facts.earliest(places), facts.latest(places), facts.sizes(topics)
     return {

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from chronik.spark.errors import OptionsError
 from chronik.spark.lake.partitioning import parse_partitioning
-from chronik.spark.lake.schemas import SYSTEM_COLUMNS, compare, other_name, stored_type
+from chronik.spark.lake.schemas import SYSTEM_COLUMNS, compare, leaf_count, other_name, stored_type
 from chronik.spark.lake.table import LakeError, LakeTable, TableState
 from chronik.spark.lake.warehouse import DEAD_LETTERS
 from chronik.spark.pipeline.columns import ColumnDecoder, column_for, given_fields
@@ -52,7 +52,7 @@ def checked(columns: pa.Schema, name: str, *, has_system: bool = False) -> pa.Sc
                 "other fields in chronik.schema, or set chronik.decode=string"
             )
         taken.add(each.name.lower())
-    if len(columns) > COLUMNS_MAX:
+    if sum(leaf_count(each.type) for each in columns) > COLUMNS_MAX:
         raise LakeError(
             f"topic {name} has more than {COLUMNS_MAX} different fields, so that its field names "
             "seem to be data: give chronik.schema, with a MAP for them, or set "

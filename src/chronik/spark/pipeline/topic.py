@@ -267,13 +267,13 @@ class TopicPipeline:
                 conflicts.setdefault(name, kind)
         for name, kind in conflicts.items():
             added[other_name(name, [*schema.names, *added])] = kind
-        added = {name: kind for name, kind in added.items() if name not in schema.names}
-        if not added:
+        new = pa.schema(compare(schema, pa.schema(list(added.items())), table.format).added)
+        if not len(new):
             return False
-        fields = pa.schema(list(added.items()))
-        checked(pa.schema([*schema, *fields]), table.name, has_system=True)
-        table.evolve(pa.schema(compare(schema, fields, table.format).added), pa.schema([]))
-        logger.info("table %s has new columns: %s", table.name, ", ".join(added))
+        kept = [field for field in schema if field.name not in new.names]
+        checked(pa.schema([*kept, *new]), table.name, has_system=True)
+        table.evolve(new, pa.schema([]))
+        logger.info("table %s has new fields: %s", table.name, ", ".join(new.names))
         return True
 
 
