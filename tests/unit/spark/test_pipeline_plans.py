@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chronik.spark.lake.table import LakeError
@@ -34,6 +34,7 @@ def offsets(ranges: list[OffsetRange]) -> list[tuple[int, int]]:
     )
 
 
+@settings(deadline=None)
 @given(some_ranges(), st.integers(1, 8), st.integers(1, 10**8))
 def test_shares_are_all_offsets_once(
     world: tuple[list[OffsetRange], dict[int, float]], cores: int, task_bytes: int
@@ -48,6 +49,7 @@ def test_shares_are_all_offsets_once(
         assert size <= task_bytes * 1.01 + len(task) * max(weights.values())
 
 
+@settings(deadline=None)
 @given(some_ranges(), st.floats(1, 1e9))
 def test_what_is_admitted_begins_where_the_ranges_do(
     world: tuple[list[OffsetRange], dict[int, float]], budget: float
