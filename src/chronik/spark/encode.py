@@ -15,7 +15,8 @@
     map           object; keys must be text                              map
     null          null, and not a field that is missing                  null, of a union with null
 
-`decode` takes all of it back. JSON is made by Arrow's kernels for all rows at once (`json_text`).
+`decode` takes all of it back. Both are made by Arrow's kernels for all rows at once (`json_text`,
+`avro_bytes`).
 
 Avro is written by the schema that is given: each of its fields is a column, or has a default; a
 column that the schema has not is refused. Without one it is derived from the columns, and whoever
@@ -28,13 +29,14 @@ SourceError: nothing of it is written.
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Final, Protocol
 
 import fastavro
 import pyarrow as pa
 
+from chronik.spark.avro_bytes import NotByColumns, record_writer
 from chronik.spark.decode.avro import parse
 from chronik.spark.errors import OptionsError, SourceError
 from chronik.spark.json_text import check_type, object_texts
@@ -55,7 +57,6 @@ _AVRO_PLAIN: Final[dict[pa.DataType, Any]] = {
     pa.date32(): {"type": "int", "logicalType": "date"},
 }
 _AVRO_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_UNITS: Final = {"timestamp-micros": "us", "timestamp-millis": "ms"}
 
 
 class Encoder(Protocol):
@@ -170,36 +171,30 @@ class AvroEncoder:
         return parse(self._text)
 
     @cached_property
-    def _units(self) -> dict[str, str]:
-        """The fields that are times and nothing else but null, and their units."""
-        found = {}
-        for field in self._parsed["fields"]:
-            kinds = field["type"] if isinstance(field["type"], list) else [field["type"]]
-            kinds = [kind for kind in kinds if kind != "null"]
-            if len(kinds) == 1 and isinstance(kinds[0], dict):
-                unit = _UNITS.get(kinds[0].get("logicalType", ""))
-                if unit is not None:
-                    found[field["name"]] = unit
-        return found
+    def _by_columns(self) -> Callable[[pa.RecordBatch], pa.BinaryArray] | None:
+        try:
+            return record_writer(self._parsed, self._names)
+        except NotByColumns:
+            return None
 
     def encode(self, columns: pa.RecordBatch) -> pa.BinaryArray:
         """As many values as there are rows."""
-        return pa.array([self._encoded(row) for row in _rows(self._counted(columns))], pa.binary())
-
-    def _counted(self, columns: pa.RecordBatch) -> pa.RecordBatch:
-        """Times as the numbers that are written: Python's own of them are slow to make."""
-        units = self._units
-        arrays = [
-            column.cast(pa.timestamp(units[name], tz="UTC"), safe=False).view(pa.int64())
-            if name in units and pa.types.is_timestamp(column.type) and column.type.tz is not None
-            else column
-            for name, column in zip(columns.schema.names, columns.columns, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(arrays, names=columns.schema.names)
+        count = columns.num_rows
+        if columns.nbytes > PART_BYTES_MAX and count > 1:
+            first, second = columns.slice(0, count // 2), columns.slice(count // 2)
+            return pa.concat_arrays([self.encode(first), self.encode(second)])
+        if self._by_columns is not None:
+            try:
+                return self._by_columns(columns.select(self._names))
+            except NotByColumns:
+                pass  # One by one, a row that does not fit is found and named.
+        return pa.array([self._encoded(row) for row in _rows(columns)], pa.binary())
 
     def _encoded(self, row: dict[str, Any]) -> bytes:
         out = io.BytesIO()
         try:
+            # The writer alone would make false of a null.
+            fastavro.validate(row, self._parsed, raise_errors=True)
             fastavro.schemaless_writer(out, self._parsed, row, strict_allow_default=True)
         except Exception as error:  # fastavro raises whatever a wrong type leads it to.
             shown = json.dumps(row, default=str)[:200]

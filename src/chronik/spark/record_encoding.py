@@ -33,7 +33,7 @@ UInt32s = npt.NDArray[np.uint32]
 _SEED: Final = 0x9747B28C  # of Kafka's murmur2, see `client.partitioner`
 _M: Final = np.uint32(0x5BD1E995)
 _LONG_KEY: Final = 256  # A longer key is rare, and every four bytes are a step for all keys.
-_VARINT_BYTES_MAX: Final = 5
+_VARINT_BYTES_MAX: Final = 10
 _ZERO: Final = pa.scalar(b"\x00")
 _NOTHING: Final = pa.scalar(b"")
 
@@ -148,8 +148,8 @@ def _records(rows: pa.RecordBatch, bounds: Int64s) -> pa.BinaryArray:
     bodies = pc.binary_join_element_wise(
         pa.scalar(b"\x00\x00"),  # no attributes, and the timestamp of the batch
         varints(deltas),
-        *_sized(rows.column("key")),
-        *_sized(rows.column("value")),
+        *sized(rows.column("key")),
+        *sized(rows.column("value")),
         pc.fill_null(_headers(headers), _ZERO) if has_headers else _ZERO,
         _NOTHING,
     )
@@ -157,8 +157,8 @@ def _records(rows: pa.RecordBatch, bounds: Int64s) -> pa.BinaryArray:
     return pc.binary_join_element_wise(varints(lengths), bodies, _NOTHING)
 
 
-def _sized(values: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray]:
-    """The lengths, -1 for null, and the values themselves."""
+def sized(values: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray]:
+    """The lengths as varints, -1 for null, and the values, empty for null."""
     _, lengths, _ = spans_of(values)
     return varints(lengths), pc.fill_null(values, b"") if values.null_count else values
 
@@ -169,7 +169,7 @@ def _headers(headers: pa.ListArray) -> pa.BinaryArray:
     names, values = pairs.flatten()
     if names.null_count:
         raise SourceError("a header has no key: give it one, or drop it")
-    each = pc.binary_join_element_wise(*_sized(names.cast(pa.binary())), *_sized(values), _NOTHING)
+    each = pc.binary_join_element_wise(*sized(names.cast(pa.binary())), *sized(values), _NOTHING)
     counts = np.asarray(pc.fill_null(pc.list_value_length(headers), 0)).astype(np.int64)
     offsets = np.zeros(len(headers) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
@@ -179,10 +179,13 @@ def _headers(headers: pa.ListArray) -> pa.BinaryArray:
 
 
 def varints(numbers: Int64s) -> pa.BinaryArray:
-    """Zigzag varints of numbers of at most 32 bits."""
+    """Zigzag varints, as Kafka and Avro have them."""
     zigzag = ((numbers << 1) ^ (numbers >> 63)).astype(np.uint64)
     lengths = np.ones(len(zigzag), dtype=np.int32)
+    largest = int(zigzag.max()) if len(zigzag) else 0
     for step in range(1, _VARINT_BYTES_MAX):
+        if largest < 1 << 7 * step:
+            break
         lengths += zigzag >= np.uint64(1 << 7 * step)
     offsets = np.zeros(len(zigzag) + 1, dtype=np.int32)
     np.cumsum(lengths, out=offsets[1:])

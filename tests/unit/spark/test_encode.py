@@ -3,7 +3,7 @@
 import datetime
 import json
 import pickle
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -281,3 +281,124 @@ def test_large_types_and_the_sessions_zone_are_written_as_their_plain_ones() -> 
         "l": ["AA=="],
         "t": "1970-01-01T00:00:00.000000Z",
     }
+
+
+NAMED = {
+    "type": "record",
+    "name": "shop.Order",
+    "fields": [
+        {"name": "flag", "type": "boolean"},
+        {"name": "small", "type": ["int", "null"]},
+        {"name": "number", "type": "long"},
+        {"name": "ratio", "type": "float"},
+        {"name": "x", "type": ["null", "double"]},
+        {"name": "size", "type": {"type": "enum", "name": "Size", "symbols": ["S", "M", "L"]}},
+        {"name": "other", "type": ["null", "Size"]},
+        {"name": "id", "type": {"type": "fixed", "name": "Id", "size": 2}},
+        {"name": "millis", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "unused", "type": ["null", "string"], "default": None},
+        {
+            "name": "place",
+            "type": {
+                "type": "record",
+                "name": "Place",
+                "fields": [{"name": "city", "type": "string"}, {"name": "zip", "type": "int"}],
+            },
+        },
+        {"name": "places", "type": {"type": "array", "items": ["null", "Place"]}},
+    ],
+}
+PLACE = pa.struct([("zip", pa.int32()), ("city", pa.string())])
+NAMED_COLUMNS = pa.schema(
+    [
+        ("number", pa.int32()),
+        ("flag", pa.bool_()),
+        ("small", pa.int64()),
+        ("ratio", pa.float32()),
+        ("x", pa.float32()),
+        ("size", pa.string()),
+        ("other", pa.string()),
+        ("id", pa.binary()),
+        ("millis", pa.timestamp("us", tz="Europe/Berlin")),
+        ("place", PLACE),
+        ("places", pa.list_(pa.field("element", PLACE))),
+    ]
+)
+sizes = st.sampled_from(["S", "M", "L"])
+places = st.fixed_dictionaries({"zip": st.integers(-9, 9999), "city": st.text(max_size=3)})
+named_rows = st.fixed_dictionaries(
+    {
+        "number": st.integers(-(2**31), 2**31 - 1),
+        "flag": st.booleans(),
+        "small": st.none() | st.integers(-(2**31), 2**31 - 1),
+        "ratio": st.floats(width=32),
+        "x": st.none() | st.floats(width=32),
+        "size": sizes,
+        "other": st.none() | sizes,
+        "id": st.binary(min_size=2, max_size=2),
+        "millis": st.integers(-(10**12), 10**12).map(lambda millis: millis * 1000),
+        "place": places,
+        "places": st.lists(st.none() | places, max_size=3),
+    }
+)
+
+
+def by_rows(encoder: Any, columns: pa.RecordBatch) -> list[bytes]:
+    """What fastavro writes, row by row."""
+    slow = pickle.loads(pickle.dumps(encoder))
+    slow.__dict__["_by_columns"] = None
+    return list(slow.encode(columns).to_pylist())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(rows, max_size=6), st.lists(named_rows, max_size=6), st.integers(0, 3))
+def test_avro_by_columns_is_what_fastavro_writes(
+    found: list[dict[str, Any]], named: list[dict[str, Any]], skipped: int
+) -> None:
+    for some, schema, text in (
+        (found, SCHEMA, avro_schema(SCHEMA)),
+        (named, NAMED_COLUMNS, json.dumps(NAMED)),
+    ):
+        encoder = encoder_for("avro", schema=schema, options={"schema": text})
+        columns = batch(some, schema).slice(min(skipped, len(some)))
+        assert encoder._by_columns is not None
+        assert encoder._by_columns(columns).to_pylist() == by_rows(encoder, columns)
+
+
+DIGITS = pa.schema([("d", pa.decimal128(38, 3))])
+
+
+@given(st.lists(st.integers(-(10**38) + 1, 10**38 - 1) | st.integers(-70000, 70000), min_size=1))
+def test_decimals_have_as_few_bytes_as_fastavros(numbers: list[int]) -> None:
+    found = [{"d": Decimal(number).scaleb(-3, Context(prec=40))} for number in numbers]
+    encoder = encoder_for("avro", schema=DIGITS)
+    columns = batch(found, DIGITS)
+    assert encoder._by_columns(columns).to_pylist() == by_rows(encoder, columns)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"flag": None},
+        {"size": "XL"},
+        {"id": b"123"},
+        {"small": 2**40},
+        {"place": None},
+        {"place": {"zip": None, "city": "x"}},
+    ],
+)
+def test_a_row_that_does_not_fit_is_found_among_others(wrong: dict[str, Any]) -> None:
+    good = {
+        "number": 1,
+        "flag": True,
+        "ratio": 0.5,
+        "size": "S",
+        "id": b"ab",
+        "millis": 0,
+        "place": {"zip": 1, "city": "x"},
+        "places": [],
+    }
+    encoder = encoder_for("avro", schema=NAMED_COLUMNS, options={"schema": json.dumps(NAMED)})
+    assert len(encoder.encode(batch([good], NAMED_COLUMNS))) == 1
+    with pytest.raises(SourceError, match=r"does not fit the Avro schema.*\"number\": 77"):
+        encoder.encode(batch([good, {**good, "number": 77, **wrong}], NAMED_COLUMNS))

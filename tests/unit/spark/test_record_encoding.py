@@ -86,7 +86,7 @@ def test_hashes_are_kafkas(keys: list[bytes]) -> None:
     assert murmur2_of(whole).tolist() == [murmur2(key) for key in keys]
 
 
-@given(st.lists(st.integers(-(2**31), 2**31 - 1)))
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-9999, 9999)))
 def test_varints_are_the_builders(numbers: list[int]) -> None:
     found = varints(np.array(numbers, dtype=np.int64)).to_pylist()
     assert found == [varint(number) for number in numbers]
