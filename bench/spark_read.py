@@ -109,6 +109,7 @@ def session(home: Path) -> Any:
         SparkSession.builder.master("local[2]")
         .appName("chronik-bench")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "3g")

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Final
@@ -37,6 +38,8 @@ _RAISED: Final = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Refused): (.+)
 @contextmanager
 def quiet_start() -> Iterator[None]:
     """Keep what a JVM says while it starts, and show it only if it does not."""
+    # Arrow carries our rows; what pandas PySpark would like is nobody's question here.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     sys.stderr.flush()
     ours = os.dup(2)
     with tempfile.TemporaryFile() as said:

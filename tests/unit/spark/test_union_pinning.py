@@ -1,11 +1,15 @@
 """Where the tail begins, and what a statement mentions: without Spark."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chronik.cli.spark_start import one_line
 from chronik.spark.errors import DataLossError
 from chronik.spark.log_facts import Topic
+from chronik.spark.offset_range import OffsetRange
 from chronik.spark.planning import LogSpan
+from chronik.spark.range_frame import pieces
 from chronik.spark.union import tail_of
 from chronik.spark.views import mentioned
 
@@ -37,6 +41,28 @@ def test_the_tail_begins_where_the_table_ends(
     table_end: int | None, start: int, end: int, expected: list[tuple[int, int]]
 ) -> None:
     assert tail(table_end, start, end) == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 300)), max_size=4),
+    st.integers(1, 100),
+)
+def test_pieces_are_the_ranges_in_order(spans: list[tuple[int, int]], most: int) -> None:
+    ranges = [
+        OffsetRange("orders", bytes(16), partition, start, start + count)
+        for partition, (start, count) in enumerate(spans)
+    ]
+    cut = pieces(ranges, most)
+    assert all(0 < each.end_offset - each.start_offset <= most for each in cut)
+    assert [
+        (each.partition, offset)
+        for each in cut
+        for offset in range(each.start_offset, each.end_offset)
+    ] == [
+        (each.partition, offset)
+        for each in ranges
+        for offset in range(each.start_offset, each.end_offset)
+    ]
 
 
 def test_what_the_log_no_longer_has_is_counted() -> None:
