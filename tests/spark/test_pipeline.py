@@ -215,6 +215,54 @@ def test_a_wider_schema_widens_an_iceberg_column(
     assert (rows[0]["id"], rows[0]["f"], rows[0]["more"]) == (1, 0.5, None)
 
 
+AVRO = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}
+
+
+def avro(schema: dict[str, Any], row: dict[str, Any]) -> bytes:
+    import io
+
+    import fastavro
+
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema, row)
+    return out.getvalue()
+
+
+def test_an_avro_schema_that_changes_its_mind(
+    topics: Any, brokers: str, tmp_path: Path, once: Callable[..., Any]
+) -> None:
+    name = topics.create(table="delta", decode="avro", schema=json.dumps(AVRO))
+    topics.produce(name, avro(AVRO, {"id": 5}), b"\xff")
+    once()
+    assert check_is_log(brokers, tmp_path, name, "delta") == (1, 1)
+    fields = [{"name": "id", "type": "string"}, {"name": "more", "type": "double"}]
+    changed = {**AVRO, "fields": fields}
+    set_config(brokers, name, {"chronik.schema": json.dumps(changed)})
+    topics.produce(name, avro(changed, {"id": "five", "more": 0.5}))
+    with pytest.raises(LakeError, match=r"set chronik\.on_incompatible=column"):
+        once()
+    set_config(brokers, name, {"chronik.on_incompatible": "column"})
+    once()
+    assert check_is_log(brokers, tmp_path, name, "delta") == (2, 1)
+    rows = by_offset(rows_of(tmp_path, name, "delta"))
+    assert (rows[0]["id"], rows[0]["id_v2"], rows[0]["more"]) == (5, None, None)
+    assert (rows[2]["id"], rows[2]["id_v2"], rows[2]["more"]) == (None, "five", 0.5)
+
+
+def test_small_files_become_few(
+    topics: Any, brokers: str, tmp_path: Path, once: Callable[..., Any]
+) -> None:
+    from deltalake import DeltaTable
+
+    name = topics.create(table="delta", decode="string")
+    for number in range(9):
+        topics.produce(name, f"{number}", b"\xff")
+        once()
+    assert check_is_log(brokers, tmp_path, name, "delta") == (9, 9)
+    for table in (name, f"{name}_dead_letters"):
+        assert len(DeltaTable(tmp_path / "lake" / table).file_uris()) <= 2
+
+
 def test_parts_of_a_table(
     topics: Any, brokers: str, tmp_path: Path, once: Callable[..., Any]
 ) -> None:

@@ -120,6 +120,16 @@ class Pipeline:
                 elapsed = self._clock.monotonic() - started
                 self._stop.wait(max(0.0, self._config.interval_s - elapsed))
             self._settle_merges()
+        if once:
+            self._expire()
+
+    def _expire(self) -> None:
+        """Who only ever runs once has no hourly turn for this."""
+        for name in self._upkeep.keys() & self._topics.keys():
+            try:
+                self._upkeep[name].expire()
+            except LakeError as error:
+                logger.warning("upkeep of %s: %s", name, error)
 
     def _probe(self) -> None:
         """Refuse a warehouse that tasks and driver do not share."""

@@ -47,7 +47,8 @@ class Upkeep:
     ) -> None:
         self.committer = committer
         self._config, self._warehouse, self._clock = config, warehouse, clock
-        self._commits = self._commits_thinned = 0
+        # What an earlier pipeline has left to merge is looked at soon.
+        self._commits, self._commits_thinned = COMMITS_A_MERGE - 1, 0
         self._expired_at: float | None = None
 
     @property
@@ -97,7 +98,12 @@ class Upkeep:
             self._expired_at = now  # The first rounds have better things to do.
         if now - self._expired_at < EXPIRY_INTERVAL_S:
             return
-        self._expired_at = now
+        self.expire()
+
+    def expire(self) -> None:
+        """Drop what is older than the topic's retention, and delete what nobody refers to."""
+        self._expired_at = self._clock.monotonic()
+        now_ms = self._clock.wall_ms()
         for table in self._tables:
             drop_old(table, now_ms=now_ms, retention_ms=self._config.table_retention_ms)
         expire(*self._tables, now_ms=now_ms)
