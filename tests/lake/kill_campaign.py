@@ -477,6 +477,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as root:
                 seed = options.seed + part
                 summary += campaign(Path(root), table_format, seed, min(100, share - part))
+            print(f"{table_format}: {summary.total()} kill points", end="\r", flush=True)
         killed = sum(count for name, count in summary.items() if name != "finished")
         for name, count in sorted(summary.items()):
             print(f"{count:6} {name}")

@@ -28,6 +28,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 sys.path.insert(0, str(Path(__file__).parent))
 from pipeline_world import (
     TIMEOUT_S,
+    PipelineProcess,
     check_is_log,
     check_is_prefix,
     command,
@@ -40,6 +41,7 @@ TOPICS = {"orders": "delta", "visits": "iceberg"}
 PARTITIONS = 2
 CHECKED_WHOLE_EVERY = 10
 START_TIMEOUT_S = 300.0
+ROUNDS_TIMEOUT_S = 60.0
 
 
 class BrokerProcess:
@@ -123,7 +125,8 @@ def kill_once(broker: BrokerProcess, warehouse: Path, chance: random.Random) -> 
     ) as pipeline:
         begun = len(pipeline.output)
         wait_until(lambda: "pipeline runs" in pipeline.output[begun:], START_TIMEOUT_S)
-        time.sleep(chance.random() * 5)
+        _wait_for_rounds(pipeline, begun, chance.randint(0, 3))
+        time.sleep(chance.random() * 2)
         what = chance.choice(["driver", "driver and Spark", "broker, then driver and Spark"])
         if what.startswith("broker"):
             broker.kill()
@@ -139,6 +142,13 @@ def kill_once(broker: BrokerProcess, warehouse: Path, chance: random.Random) -> 
     for name, table_format in TOPICS.items():
         check_is_prefix(broker.bootstrap, warehouse, name, table_format)
     return what
+
+
+def _wait_for_rounds(pipeline: PipelineProcess, begun: int, rounds: int) -> None:
+    """Some rounds, however long they take, or as many as there are in a minute."""
+    deadline = time.monotonic() + ROUNDS_TIMEOUT_S
+    while pipeline.output.count(" rows", begun) < rounds and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def bring_to_the_end(broker: BrokerProcess, warehouse: Path) -> dict[str, tuple[int, int]]:
