@@ -12,15 +12,19 @@ Spark makes this object on the driver, in a Python process of its own, and pickl
 it holds nothing but the options. The columns are in `layout`, the options in `options`.
 """
 
+from typing import TYPE_CHECKING
+
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from chronik.spark.batch_reader import BatchReader
 from chronik.spark.layout import key_type, layout_for, output_schema
 from chronik.spark.options import read_options, write_options
-from chronik.spark.sink import BatchWriter, StreamWriter
 from chronik.spark.stream_reader import StreamReader
 from chronik.spark.value_schema import key_decoder_of, value_fields
+
+if TYPE_CHECKING:
+    from chronik.spark.sink import BatchWriter, StreamWriter
 
 
 class ChronikSource(DataSource):
@@ -42,10 +46,15 @@ class ChronikSource(DataSource):
         options = read_options(dict(self.options), is_stream=True)
         return StreamReader(options, layout_for(schema, options))
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
+        # Every read starts Python processes: they must not pay for what only a write needs.
+        from chronik.spark.sink import BatchWriter
+
         options = write_options(dict(self.options), is_stream=False)
         return BatchWriter(schema, options, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
+        from chronik.spark.sink import StreamWriter
+
         # Complete mode "overwrites": as with Kafka's sink, its whole result is appended each time.
         return StreamWriter(schema, write_options(dict(self.options), is_stream=True))
