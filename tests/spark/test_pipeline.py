@@ -14,7 +14,9 @@ import pytest
 from confluent_kafka import Producer
 
 from chronik.spark.connection import Connection
+from chronik.spark.lake.storage import Storage
 from chronik.spark.lake.table import LakeError
+from chronik.spark.lake.warehouse import Warehouse
 from chronik.spark.pipeline.config import PipelineConfig
 from chronik.spark.pipeline.rounds import Pipeline, RoundReport
 
@@ -317,6 +319,25 @@ def test_a_topic_with_wrong_settings_stops_no_other(
     assert "cannot partition by b: there is no such column" in message
     assert "\n" not in message
     assert check_is_log(brokers, tmp_path, fine, "delta") == (1, 0)
+
+
+def test_a_warehouse_that_is_not_shared_is_refused(
+    topics: Any, tmp_path: Path, once: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topics.create(table="delta", decode="string")
+    topics.produce(name, "x")
+    with monkeypatch.context() as patch:
+        patch.setattr(Warehouse, "take_probe", lambda self, path: None)
+        with pytest.raises(LakeError, match="the warehouse must be one that all machines share"):
+            once()
+    # A task that the probe has not met, on a machine of its own.
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "size", lambda self, path: None)
+        with pytest.raises(LakeError, match="does not find it"):
+            once()
+    rows = rows_of(tmp_path, name, "delta")
+    assert rows is not None
+    assert rows.num_rows == 0
 
 
 def test_what_the_log_has_lost_is_told_before_going_on(

@@ -174,6 +174,7 @@ def test_status_before_anything_ran(world: World) -> None:
     found = world.cli("status")
     assert found.returncode == 0
     assert found.stdout.splitlines()[1].split()[:3] == [name, "delta", "2"]
+    assert "no pipeline has run here yet" in found.stdout
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from chronik.cli.output import print_json, print_table, size_text
 from chronik.cli.pipeline_audit import audit
 from chronik.cli.session import Json, command_app, fail
 from chronik.cli.spark_start import Bootstrap, ConfigFile, Master, Warehouse, quiet_start
+from chronik.clock import SystemClock
 
 if TYPE_CHECKING:
     from chronik.spark.connection import Connection
@@ -135,9 +136,23 @@ def status(
         "LAST COMMIT",
     )
     print_table(columns, [_status_row(each) for each in found])
+    _show_heartbeat(settings)
     for each in found:
         if each.error:
             typer.echo(f"{each.topic}: {each.error}", err=True)
+
+
+def _show_heartbeat(settings: "PipelineConfig") -> None:
+    """Who has last brought the tables forward, and when."""
+    from chronik.spark.pipeline.heartbeat import read_heartbeat
+
+    last = read_heartbeat(settings.place)
+    if last is None:
+        typer.echo("no pipeline has run here yet: start one with chronik pipeline run")
+        return
+    ago_s = SystemClock().wall_ms() / 1000 - last["updated_ms"] / 1000
+    who = f"process {last['pid']} on {last['host']}"
+    typer.echo(f"the last pipeline, {who}, ended its round {last['round']} {ago_s:.0f} s ago")
 
 
 def _status_row(each: "TopicStatus") -> tuple[str | int | None, ...]:

@@ -214,6 +214,11 @@ class Pipeline:
                 self._connection,
                 accept_loss=self._config.accept_loss,
             )
+        if self._number > 1:
+            for name in topics.keys() - self._topics.keys():
+                logger.info("%s: a topic that is to have a table", name)
+            for name in self._topics.keys() - topics.keys() - errors.keys():
+                logger.info("%s: gone, or no longer to have a table; what it has stays", name)
         self._topics, self._config_errors = topics, errors
         self._troubles = {name: each for name, each in self._troubles.items() if name in topics}
 
