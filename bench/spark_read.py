@@ -17,12 +17,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from bench.servers import Server, clients, start_chronik, start_kafka
+from bench.servers import TICKS_PER_SECOND, Server, clients, start_chronik, start_kafka
 
 RECORD_BYTES = 172
 PARTITIONS = 4
@@ -136,11 +136,39 @@ def frame_of(spark: Any, source: str, kind: str, server: Server, topic: str) -> 
     return reader.load().select(parsed.alias("v")).select("v.*")
 
 
-def read_s(*what: Any) -> float:
-    """How long a read takes, its planning included."""
-    started = time.perf_counter()
-    frame_of(*what).write.format("noop").mode("overwrite").save()
-    return time.perf_counter() - started
+class Taken(NamedTuple):
+    """What a read took: on the clock, and of Spark's processors (JVM and Python)."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def read(spark: Any, *what: Any) -> Taken:
+    """Read all, planning included."""
+    jvm = spark.sparkContext._gateway.proc.pid
+    started, cpu_s = time.perf_counter(), tree_cpu_s(jvm)
+    frame_of(spark, *what).write.format("noop").mode("overwrite").save()
+    return Taken(time.perf_counter() - started, tree_cpu_s(jvm) - cpu_s)
+
+
+def tree_cpu_s(root: int) -> float:
+    """CPU seconds of a process and all its children, also of those that have ended."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        pid = int(path.parent.name)
+        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+
+    def is_below(pid: int) -> bool:
+        while pid > 1 and pid != root:
+            pid = parents.get(pid, 0)
+        return pid == root
+
+    return sum(ticks[pid] for pid in parents if is_below(pid)) / TICKS_PER_SECOND
 
 
 def _run(
@@ -154,13 +182,15 @@ def _run(
             for server in servers.values():
                 fill(server, codec, codec, records)
             for kind in GOALS:
-                taken: dict[str, list[float]] = {name: [] for name in servers}
+                taken: dict[str, list[Taken]] = {name: [] for name in servers}
                 for _ in range(warm_up + rounds):
                     for name, server in servers.items():
-                        taken[name].append(read_s(spark, name, kind, server, codec))
+                        taken[name].append(read(spark, name, kind, server, codec))
                 _check(spark, servers, kind, codec, records)
                 rows[f"{kind}, {codec}"] = {
-                    name: statistics.median(each[warm_up:]) for name, each in taken.items()
+                    f"{name}{suffix}": statistics.median(figures[warm_up:])
+                    for name, each in taken.items()
+                    for suffix, figures in zip(("", " cpu"), zip(*each, strict=True), strict=True)
                 }
         spark.stop()
     finally:
@@ -179,11 +209,15 @@ def _check(spark: Any, servers: dict[str, Server], kind: str, codec: str, record
 
 
 def _show(rows: dict[str, dict[str, float]], records: int) -> None:
-    print(f"{records} records of {RECORD_BYTES} B     kafka, s  chronik, s  times as fast  goal")
+    print(f"{records} records of {RECORD_BYTES} B, seconds: wall and Spark's processor time")
+    print(f"{'':14}{'kafka':>8}{'chronik':>9}{'times as fast':>15}  goal    kafka cpu chronik cpu")
     for name, row in rows.items():
         ratio = row["kafka"] / row["chronik"]
         goal = GOALS[name.split(",")[0]]
-        print(f"{name:32}{row['kafka']:9.2f}{row['chronik']:12.2f}{ratio:15.2f}  >= {goal}")
+        print(
+            f"{name:14}{row['kafka']:8.2f}{row['chronik']:9.2f}{ratio:15.2f}  >= {goal}"
+            f"{row['kafka cpu']:10.2f}{row['chronik cpu']:12.2f}"
+        )
 
 
 if __name__ == "__main__":
