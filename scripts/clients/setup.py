@@ -57,6 +57,13 @@ class JavaRecipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JarsRecipe:
+    """A directory of exactly these jars: their poms name repositories that may not be reachable."""
+
+    artifacts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRecipe:
     """A program of the operating system: its names on PATH and its Debian package."""
 
@@ -64,7 +71,7 @@ class ProgramRecipe:
     package: str
 
 
-Recipe = PythonRecipe | JavaRecipe | ProgramRecipe
+Recipe = PythonRecipe | JavaRecipe | JarsRecipe | ProgramRecipe
 
 ENVIRONMENTS: dict[str, Recipe] = {
     "confluent-kafka": PythonRecipe(requirements=("confluent-kafka>=2.16,<3",)),
@@ -102,6 +109,16 @@ ENVIRONMENTS: dict[str, Recipe] = {
             SLF4J_NOP,
         ),
     ),
+    # Spark's own Kafka source and sink, for tests/spark; the set was tried with PySpark 4.3.
+    "spark-kafka": JarsRecipe(
+        artifacts=(
+            "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+            "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+            "org.apache.kafka:kafka-clients:3.9.2",
+            "org.apache.commons:commons-pool2:2.12.1",
+            "org.lz4:lz4-java:1.8.0",
+        ),
+    ),
     "kcat": ProgramRecipe(names=("kcat", "kafkacat"), package="kcat"),
     "jdk": ProgramRecipe(names=("javac",), package="default-jdk-headless"),
     "maven": ProgramRecipe(names=("mvn",), package="maven"),
@@ -120,6 +137,8 @@ def prepare(name: str) -> Path:
             home.mkdir(parents=True)
             if isinstance(recipe, PythonRecipe):
                 _make_python(home, recipe)
+            elif isinstance(recipe, JarsRecipe):
+                _copy_jars(home, recipe)
             else:
                 _make_java(home, recipe)
             (home / "stamp").write_text(repr(recipe))
@@ -236,6 +255,13 @@ def _make_java(home: Path, recipe: JavaRecipe) -> None:
     pom.write_text(POM.format(dependencies="".join(dependencies)))
     goal = ["dependency:copy-dependencies", f"-DoutputDirectory={home / 'jars'}"]
     _run([str(maven), "-q", "-B", "-f", str(pom), *goal, "-DincludeScope=runtime"])
+
+
+def _copy_jars(home: Path, recipe: JarsRecipe) -> None:
+    maven = prepare("maven")
+    for artifact in recipe.artifacts:
+        copy = ["dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={home / 'jars'}"]
+        _run([str(maven), "-q", "-B", *copy])
 
 
 def _check_jdk() -> None:

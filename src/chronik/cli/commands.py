@@ -17,6 +17,8 @@ COMMANDS: Final = {
     "groups": "chronik.cli.groups",
     "transactions": "chronik.cli.transactions",
     "cluster": "chronik.cli.cluster",
+    "pipeline": "chronik.cli.pipeline",
+    "sql": "chronik.cli.sql",
     "storage": "chronik.cli.storage",
 }
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from chronik.client.link import TIMEOUT_S, Address, ConnectionFailed, Link
+from chronik.client.security import PLAINTEXT, Security
 from chronik.model import TopicPartition
 from chronik.protocol.apis import METADATA, Api
 from chronik.protocol.errors import RETRIABLE, ErrorCode, KafkaError
@@ -91,6 +92,7 @@ class Cluster:
         *,
         client_id: str = "chronik",
         timeout_s: float = TIMEOUT_S,
+        security: Security = PLAINTEXT,
     ) -> None:
         assert bootstrap, "a cluster needs an address to begin with"
         self.timeout_s = timeout_s
@@ -99,6 +101,7 @@ class Cluster:
         self.brokers: dict[int, Address] = {}
         self._bootstrap = list(bootstrap)
         self._client_id = client_id
+        self._security = security
         self._links: dict[Address, Link] = {}
         self._connecting: defaultdict[Address, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._topics: dict[str, _Known] = {}
@@ -152,7 +155,10 @@ class Cluster:
             link = self._links.get(address)
             if link is None or not link.is_open:
                 link = await Link.connect(
-                    address, client_id=self._client_id, timeout_s=self.timeout_s
+                    address,
+                    client_id=self._client_id,
+                    timeout_s=self.timeout_s,
+                    security=self._security,
                 )
                 self._links[address] = link
             return link

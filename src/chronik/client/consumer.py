@@ -15,21 +15,19 @@ Groups are in `group_consumer`.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from chronik.client.aborted import AbortedBatches
 from chronik.client.cluster import BACKOFF_MAX_S, BACKOFF_S, Cluster, check, patience_s
 from chronik.client.link import ConnectionFailed
 from chronik.client.offsets import list_offsets
 from chronik.model import TopicPartition
 from chronik.protocol.apis import FETCH
-from chronik.protocol.batch import Batch, split, verify_crc
-from chronik.protocol.control import read_marker
+from chronik.protocol.batch import split, verify_crc
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.messages.fetch import (
-    AbortedTransaction,
     FetchPartition,
     FetchRequest,
     FetchResponse,
@@ -288,7 +286,7 @@ class Consumer:
         position = self.positions.pop(partition)
         end = self._ends.get(partition)
         records: list[Record] = []
-        aborted = _Aborted(data.aborted_transactions or ())
+        aborted = AbortedBatches(data.aborted_transactions or ())
         for batch in split(_one_buffer(data), partial_tail=True):
             verify_crc(batch)
             if not batch.header.is_control and not aborted.includes(batch):
@@ -302,34 +300,6 @@ class Consumer:
             position = max(position, batch.header.next_offset)
         self.positions[partition] = position
         return [Chunk(partition, records, data.high_watermark)] if records else []
-
-
-class _Aborted:
-    """Which batches of one answer belong to aborted transactions.
-
-    The answer names each one's producer and first offset; its last batch is the abort marker.
-    """
-
-    def __init__(self, transactions: Sequence[AbortedTransaction]) -> None:
-        self._coming = deque(sorted(transactions, key=lambda each: each.first_offset))
-        self._producers: set[int] = set()
-
-    def includes(self, batch: Batch) -> bool:
-        """Whether to skip this batch; asked for every data batch, in order."""
-        self._begin(batch)
-        return batch.header.is_transactional and batch.header.producer_id in self._producers
-
-    def _begin(self, batch: Batch) -> None:
-        while self._coming and self._coming[0].first_offset <= batch.header.last_offset:
-            self._producers.add(self._coming.popleft().producer_id)
-
-    def ended(self, batch: Batch) -> None:
-        """A control batch: the producer's next transaction is another one."""
-        self._begin(batch)  # An answer may begin with the marker of a transaction that it names.
-        if batch.header.producer_id in self._producers:
-            marker = read_marker(batch.data)
-            if marker is not None and not marker.commit:
-                self._producers.discard(batch.header.producer_id)
 
 
 def _one_buffer(data: PartitionData) -> memoryview:

@@ -157,10 +157,17 @@ class Groups:
         (found,) = response.groups
         return None if found.error_code == ErrorCode.GROUP_ID_NOT_FOUND else found
 
-    async def committed(self, group_id: str) -> dict[TopicPartition, tuple[int, str | None]]:
-        """The committed offsets of a group, with the metadata that came with them."""
+    async def committed(
+        self, group_id: str, *, stable: bool = False
+    ) -> dict[TopicPartition, tuple[int, str | None]]:
+        """The committed offsets of a group, with the metadata that came with them.
+
+        With `stable`, offsets of a transaction that is not yet ended are UNSTABLE_OFFSET_COMMIT.
+        """
         asked = OffsetFetchRequestGroup(group_id=group_id, topics=None)
-        request = OffsetFetchRequest(group_id=group_id, topics=None, groups=[asked])
+        request = OffsetFetchRequest(
+            group_id=group_id, topics=None, groups=[asked], require_stable=stable
+        )
         response: OffsetFetchResponse = await self._ask(
             group_id, request, OFFSET_FETCH, _fetch_code, version_max=LAST_VERSION_WITH_NAMES
         )

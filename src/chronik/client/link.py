@@ -1,7 +1,8 @@
 """One connection to one node: requests go out as they come, answers find who asked.
 
 Requests are pipelined, up to a bound. The versions of all APIs are agreed on once, at connect: the
-highest that both sides know, so that any broker from Kafka 2.1 to 4.x will do.
+highest that both sides know, so that any broker from Kafka 2.1 to 4.x will do. TLS and SASL, where
+they are wanted, come first: what a `Link` sends was preceded by them.
 
 Invariants
     Every `send` ends: with its answer, or with ConnectionFailed within its timeout.
@@ -13,13 +14,18 @@ it. A caller that is cancelled leaves the link usable; its answer is dropped whe
 
 import asyncio
 import os
+import secrets
 import socket
+import ssl
 from struct import Struct
 from typing import Any, Final, NamedTuple, cast
 
 from chronik import __version__
+from chronik.client import sasl
+from chronik.client.security import PLAINTEXT, Security
 from chronik.config.settings import parse_address
 from chronik.protocol.apis import API_VERSIONS, Api
+from chronik.protocol.client_apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from chronik.protocol.codec import decoder, encoder
 from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
 from chronik.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -29,6 +35,12 @@ from chronik.protocol.messages.headers import (
     encode_request_header,
     skip_tagged_fields,
 )
+from chronik.protocol.messages.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 from chronik.protocol.schema import Buffer, Message, Versions
 
 TIMEOUT_S: Final = 10.0
@@ -37,6 +49,7 @@ INFLIGHT_MAX: Final = 64
 # A fetch answers at most 55 MiB and one batch of up to 100 MiB more. The first bytes of an HTTP
 # answer, read as a length, are a gigabyte.
 RESPONSE_BYTES_MAX: Final = 256 * 1024 * 1024
+_TLS_ALERT: Final = 0x1503  # how a TLS server's complaint about a plain request begins
 _LENGTH: Final = Struct(">i")
 _ERROR_CODE: Final = Struct(">h")
 
@@ -102,13 +115,19 @@ class Link(asyncio.Protocol):
         client_id: str = "chronik",
         timeout_s: float = TIMEOUT_S,
         inflight_max: int = INFLIGHT_MAX,
+        security: Security = PLAINTEXT,
     ) -> "Link":
-        """Connect and agree on versions, or ConnectionFailed."""
+        """Connect and agree on versions, or ConnectionFailed.
+
+        A name and password that are refused are KafkaError: trying again would change nothing.
+        """
         link = cls(address, client_id, inflight_max)
         try:
             async with asyncio.timeout(timeout_s):
-                await link._open()
+                await link._open(security)
                 await link._negotiate(timeout_s)
+                if security.mechanism is not None:
+                    await link._authenticate(security, security.mechanism, timeout_s)
         except TimeoutError:
             link.close()
             raise ConnectionFailed(address, f"no connection within {timeout_s:g} s") from None
@@ -194,7 +213,9 @@ class Link(asyncio.Protocol):
         self._transport.writelines([_LENGTH.pack(size) + head, *body])
         return correlation_id
 
-    async def _open(self) -> None:
+    async def _open(self, security: Security) -> None:
+        context = _ssl_context(security)
+        name = None if context is None else self.address.host
         try:
             found = await self._loop.getaddrinfo(*self.address, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -202,7 +223,9 @@ class Link(asyncio.Protocol):
         reason = "the host has no address"
         for *_, place in found:  # `localhost` may have two, and a server on only one of them.
             try:
-                await self._loop.create_connection(lambda: self, str(place[0]), int(place[1]))
+                await self._loop.create_connection(
+                    lambda: self, str(place[0]), int(place[1]), ssl=context, server_hostname=name
+                )
                 return
             except OSError as error:
                 reason = _reason(error)
@@ -225,6 +248,37 @@ class Link(asyncio.Protocol):
             entry.api_key: Versions(entry.min_version, entry.max_version)
             for entry in response.api_keys
         }
+
+    async def _authenticate(self, security: Security, mechanism: str, timeout_s: float) -> None:
+        handshake: SaslHandshakeResponse = await self.send(
+            SaslHandshakeRequest(mechanism=mechanism), SASL_HANDSHAKE, timeout_s=timeout_s
+        )
+        if handshake.error_code:
+            offered = ", ".join(handshake.mechanisms) or "nothing"
+            message = f"{self.address} does not take {mechanism}, but {offered}"
+            raise KafkaError(ErrorCode.UNSUPPORTED_SASL_MECHANISM, message)
+        nonce = secrets.token_urlsafe(24)
+        steps = sasl.conversation(mechanism, security.username, security.password, nonce)
+        try:
+            message_bytes = next(steps)
+            while True:
+                answer = await self._proof(message_bytes, security.username, timeout_s)
+                message_bytes = steps.send(answer)
+        except StopIteration:
+            return
+        except sasl.SaslRefused as error:
+            message = f"{self.address}: {error}"
+            raise KafkaError(ErrorCode.SASL_AUTHENTICATION_FAILED, message) from None
+
+    async def _proof(self, message: bytes, username: str, timeout_s: float) -> bytes:
+        response: SaslAuthenticateResponse = await self.send(
+            SaslAuthenticateRequest(auth_bytes=message), SASL_AUTHENTICATE, timeout_s=timeout_s
+        )
+        if response.error_code:
+            reason = response.error_message or "no reason given"
+            text = f"{self.address} does not let {username!r} in: {reason}"
+            raise KafkaError(ErrorCode.SASL_AUTHENTICATION_FAILED, text)
+        return response.auth_bytes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         writable = cast(asyncio.WriteTransport, transport)  # uvloop's is one by its methods only
@@ -267,6 +321,8 @@ class Link(asyncio.Protocol):
         if start > len(view):
             return start
         (size,) = _LENGTH.unpack_from(view, position)
+        if size >> 16 == _TLS_ALERT:
+            raise ProtocolError("it speaks TLS, and we do not")
         if not 0 < size <= RESPONSE_BYTES_MAX:
             raise ProtocolError(f"a frame of {size} bytes")
         return start + int(size)
@@ -314,6 +370,23 @@ def _is_unsupported_version(frame: Buffer, position: int) -> bool:
     return bool(code == ErrorCode.UNSUPPORTED_VERSION)
 
 
+def _ssl_context(security: Security) -> ssl.SSLContext | None:
+    try:
+        return security.ssl_context()
+    except OSError as error:  # ssl.SSLError is one: a file that is no PEM, or a wrong password.
+        wrong = error.strerror or str(error)
+        files = (security.ca_location, security.certificate_location, security.key_location)
+        named = ", ".join(file for file in files if file)
+        message = f"a certificate or key cannot be read ({named}): {wrong}"
+        raise KafkaError(ErrorCode.INVALID_CONFIG, message) from None
+
+
 def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {error.reason or error}"
     # asyncio puts the address into its own text; the plain words of the errno read better.
-    return os.strerror(error.errno).lower() if error.errno else str(error)
+    if error.errno:
+        return os.strerror(error.errno).lower()
+    return str(error) or "the connection was closed"

@@ -6,6 +6,7 @@ So the order of records holds across retries, and while one batch travels the ne
 A batch is built once, with the producer's id and its sequence number, and sent again unchanged.
 An idempotent producer therefore writes it once, however often an answer is lost. If a batch is
 given up after all, nobody knows whether it was written: then the next one begins under a new id.
+Within a transaction there is no such thing: it has failed, and is to be aborted.
 
     async with Producer(cluster) as producer:
         delivery = await producer.send("orders", b"value", key=b"key")
@@ -23,11 +24,12 @@ from typing import Any, Final, NamedTuple, Self
 
 from chronik.client.cluster import Cluster, check
 from chronik.client.partitioner import partition_of
+from chronik.client.transaction import PRODUCE_VERSION_MAX, ProducerIdentity, Transaction
 from chronik.clock import Clock, SystemClock
-from chronik.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, TopicPartition
+from chronik.model import NO_SEQUENCE, TopicPartition
 from chronik.protocol import codecs
 from chronik.protocol.apis import INIT_PRODUCER_ID, PRODUCE
-from chronik.protocol.batch import SEQUENCE_MASK
+from chronik.protocol.batch import SEQUENCE_MASK, TRANSACTIONAL_FLAG
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.messages.produce import (
     PartitionProduceData,
@@ -58,20 +60,16 @@ class Written(NamedTuple):
     timestamp: int
 
 
-class _Identity(NamedTuple):
-    producer_id: int = NO_PRODUCER_ID
-    epoch: int = NO_PRODUCER_EPOCH
-
-
 class _Batch:
     """Records for one partition, and the future of where the first of them went."""
 
-    __slots__ = ("builder", "data", "deadline", "first_offset", "size")
+    __slots__ = ("builder", "data", "deadline", "first_offset", "is_sealed", "size")
 
     def __init__(self, deadline: float) -> None:
         self.builder = BatchBuilder()
         self.deadline = deadline
         self.size = 0
+        self.is_sealed = False  # whether somebody else has filled it
         self.data = b""
         loop = asyncio.get_running_loop()
         self.first_offset: asyncio.Future[int] = loop.create_future()
@@ -101,7 +99,7 @@ class _Lane:
         self.batches: deque[_Batch] = deque()
         self.hurry = asyncio.Event()  # a batch is full, or somebody waits in `flush`
         self.task: asyncio.Task[None] | None = None
-        self.identity = _Identity()
+        self.identity = ProducerIdentity()
         self.next_sequence = 0
 
 
@@ -118,8 +116,10 @@ class Producer:
         batch_bytes_max: int = BATCH_BYTES_MAX,
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
         idempotent: bool | None = None,
+        transaction: Transaction | None = None,
         clock: Clock | None = None,
     ) -> None:
+        assert transaction is None or acks == ACKS_ALL, "a transaction needs all acknowledgements"
         self._cluster = cluster
         self._acks = acks
         self._codec = codec
@@ -127,8 +127,9 @@ class Producer:
         self._batch_bytes_max = batch_bytes_max
         self._delivery_timeout_s = delivery_timeout_s
         self._idempotent = acks == ACKS_ALL if idempotent is None else idempotent
+        self._transaction = transaction
         self._clock = clock or SystemClock()
-        self._identity: _Identity | None = None
+        self._identity: ProducerIdentity | None = None
         self._identifying = asyncio.Lock()
         self._lanes: dict[TopicPartition, _Lane] = {}
         self._sticky: dict[str, int] = {}
@@ -173,9 +174,7 @@ class Producer:
         """Add a record to its batch; waits only while the buffer is full."""
         partition_count = await self._partition_count(topic, partition)
         size = size_max(key, value, headers)
-        while self._buffered_bytes and self._buffered_bytes + size > BUFFER_BYTES_MAX:
-            self._room.clear()
-            await self._room.wait()
+        await self._wait_for_room(size)
         if partition is None:
             partition = self._choose(topic, key, partition_count)
         place = TopicPartition(topic, partition)
@@ -186,6 +185,17 @@ class Producer:
         self._buffered_bytes += size
         return Delivery(place, timestamp, batch, batch.builder.record_count - 1)
 
+    async def send_batch(self, place: TopicPartition, builder: BatchBuilder) -> None:
+        """Add a batch that somebody else has filled; what is sent later comes after it."""
+        await self._partition_count(place.topic, place.partition)
+        await self._wait_for_room(builder.size)
+        batch = self._batch(place, self._batch_bytes_max + 1)  # Nothing has so much room left.
+        batch.builder = builder
+        batch.is_sealed = True
+        batch.size = builder.size
+        self._buffered_bytes += batch.size
+        self._lanes[place].hurry.set()
+
     async def flush(self) -> None:
         """Wait until all records have been written, or raise the first error since last time."""
         while waiting := [lane for lane in self._lanes.values() if lane.task is not None]:
@@ -195,6 +205,11 @@ class Producer:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    async def _wait_for_room(self, size: int) -> None:
+        while self._buffered_bytes and self._buffered_bytes + size > BUFFER_BYTES_MAX:
+            self._room.clear()
+            await self._room.wait()
 
     async def _partition_count(self, topic: str, partition: int | None) -> int:
         async def ask() -> int:
@@ -225,7 +240,8 @@ class Producer:
         if lane is None:
             lane = self._lanes[place] = _Lane(place)
         batch = lane.batches[-1] if lane.batches else None
-        if batch is None or batch.data or batch.size + size > self._batch_bytes_max:
+        is_closed = batch is None or batch.data or batch.is_sealed
+        if batch is None or is_closed or batch.size + size > self._batch_bytes_max:
             if batch is not None:
                 lane.hurry.set()
                 self._move_on(place)
@@ -275,14 +291,18 @@ class Producer:
         self._room.set()
 
     async def _write(self, lane: _Lane, batch: _Batch) -> int:
-        identity = await self._identify() if self._idempotent else _Identity()
+        identity = await self._identify() if self._idempotent else ProducerIdentity()
         if not batch.data:
             self._build(lane, batch, identity)
         partition = await self._cluster.partition(lane.partition)
         topic = await self._cluster.topic(lane.partition.topic)
         link = await self._cluster.link(partition.leader_id)
+        transaction = self._transaction
+        if transaction is not None:
+            await transaction.add(lane.partition)
         data = PartitionProduceData(index=lane.partition.partition, records=batch.data)
         request = ProduceRequest(
+            transactional_id=None if transaction is None else transaction.transactional_id,
             acks=self._acks,
             timeout_ms=int(self._cluster.timeout_s * 1000),
             topic_data=[
@@ -293,6 +313,8 @@ class Producer:
         )
         # Brokers without topic ids cannot be asked in a version that names topics by them.
         version_max = LAST_VERSION_WITH_NAMES if topic.topic_id == NO_UUID else None
+        if transaction is not None:
+            version_max = PRODUCE_VERSION_MAX
         if self._acks == 0:
             await link.post(request, PRODUCE, version_max=version_max)
             return -1
@@ -304,7 +326,7 @@ class Producer:
         )
         return _first_offset(lane.partition, response)
 
-    def _build(self, lane: _Lane, batch: _Batch, identity: _Identity) -> None:
+    def _build(self, lane: _Lane, batch: _Batch, identity: ProducerIdentity) -> None:
         if identity != lane.identity:
             lane.identity = identity
             lane.next_sequence = 0
@@ -313,10 +335,13 @@ class Producer:
             producer_id=identity.producer_id,
             producer_epoch=identity.epoch,
             base_sequence=lane.next_sequence if self._idempotent else NO_SEQUENCE,
+            flags=0 if self._transaction is None else TRANSACTIONAL_FLAG,
         )
         lane.next_sequence = lane.next_sequence + batch.builder.record_count & SEQUENCE_MASK
 
-    async def _identify(self) -> _Identity:
+    async def _identify(self) -> ProducerIdentity:
+        if self._transaction is not None:
+            return self._transaction.identity
         async with self._identifying:
             if self._identity is None:
                 request = InitProducerIdRequest(
@@ -327,7 +352,7 @@ class Producer:
                     request, INIT_PRODUCER_ID, timeout_s=self._cluster.timeout_s
                 )
                 check(response.error_code, "a producer id")
-                self._identity = _Identity(response.producer_id, response.producer_epoch)
+                self._identity = ProducerIdentity(response.producer_id, response.producer_epoch)
             return self._identity
 
 

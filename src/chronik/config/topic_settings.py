@@ -7,8 +7,56 @@ from chronik.config.definitions import INT_MAX, LONG_MAX, Definition, Kind
 
 DAY_MS: Final = 24 * 3600 * 1000
 THROTTLED_REPLICA: Final = r"\*|\d+:\d+"
+PARTITION_FIELD: Final = r"\w+|(hour|day|month|year)\(\s*\w+\s*\)"
 
 _DEFINITIONS: Final = (
+    Definition(
+        name="chronik.decode",
+        kind=Kind.STRING,
+        default="raw",
+        choices=("raw", "string", "json", "avro", "protobuf"),
+        documentation="How the pipeline decodes the values of this topic; raw keeps their bytes "
+        "in one column. avro and protobuf need chronik.schema.",
+    ),
+    Definition(
+        name="chronik.on_incompatible",
+        kind=Kind.STRING,
+        default="dead_letter",
+        choices=("column", "dead_letter"),
+        documentation="What the pipeline does with a value whose type its column cannot become: "
+        "write it to a column of another name (price_v2), or send the row to the dead letters.",
+    ),
+    Definition(
+        name="chronik.partition_by",
+        kind=Kind.LIST,
+        default=(),
+        item_pattern=PARTITION_FIELD,
+        documentation="What the topic's table is partitioned by when it is created: columns, or "
+        "the hour, day, month or year of a timestamp, such as day(_timestamp),country.",
+    ),
+    Definition(
+        name="chronik.schema",
+        kind=Kind.STRING,
+        default="",
+        documentation="The fields of the topic's values: for json Spark's DDL, such as "
+        "'id bigint, at timestamp' (empty: inferred, and new fields become columns); for avro the "
+        "schema's JSON; for protobuf FILE#package.Message with a descriptor set's file.",
+    ),
+    Definition(
+        name="chronik.table",
+        kind=Kind.STRING,
+        default="none",
+        choices=("none", "delta", "iceberg"),
+        documentation="The lake table that `chronik pipeline run` keeps of this topic.",
+    ),
+    Definition(
+        name="chronik.table_retention_ms",
+        kind=Kind.LONG,
+        default=-1,
+        least=-1,
+        documentation="The age of its newest row from which on the pipeline drops a file of the "
+        "topic's table; -1: never.",
+    ),
     Definition(
         name="cleanup.policy",
         kind=Kind.LIST,

@@ -233,6 +233,15 @@ class BatchBuilder:
         self._next_delta = 0
         self._payload = bytearray()
 
+    @classmethod
+    def encoded(cls, records: Buffer, record_count: int, timestamp: int) -> "BatchBuilder":
+        """A builder with records that were encoded elsewhere, all of this timestamp."""
+        builder = cls(base_timestamp=timestamp)
+        builder.max_timestamp = timestamp
+        builder.record_count = builder._next_delta = record_count
+        builder._payload += records
+        return builder
+
     @property
     def size(self) -> int:
         """The size of the batch so far, before compression."""

@@ -10,7 +10,8 @@ from chronik.client import cluster as cluster_module
 from chronik.client.cluster import Cluster
 from chronik.client.partitioner import partition_of
 from chronik.client.producer import Producer
-from chronik.protocol.batch import read_header
+from chronik.model import TopicPartition
+from chronik.protocol.batch import HEADER_SIZE, read_header
 from chronik.protocol.errors import KafkaError
 from chronik.protocol.messages.produce import (
     PartitionProduceResponse,
@@ -19,7 +20,7 @@ from chronik.protocol.messages.produce import (
     TopicProduceResponse,
 )
 from chronik.protocol.messages.producer_ids import InitProducerIdResponse
-from chronik.protocol.records import iter_records
+from chronik.protocol.records import BatchBuilder, iter_records
 
 Script = list[int | None]
 Test = Callable[[Any, Cluster], Coroutine[Any, Any, None]]
@@ -185,5 +186,28 @@ def test_closing_fails_what_was_not_flushed(fake_broker: Any) -> None:
         with pytest.raises(RuntimeError, match="closed"):
             await delivery
         assert log.batches == []
+
+    run(fake_broker, [], test)
+
+
+def test_batches_made_elsewhere_keep_their_place_among_records(fake_broker: Any) -> None:
+    async def test(log: Log, cluster: Cluster) -> None:
+        made = BatchBuilder()
+        for value in (b"b", b"c"):
+            made.append(7, None, value)
+        payload = made.build()[HEADER_SIZE:]
+        place = TopicPartition("t", 0)
+        async with Producer(cluster, linger_s=10.0) as producer:
+            await producer.send("t", b"a", partition=0)
+            await producer.send_batch(place, BatchBuilder.encoded(payload, 2, 7))
+            await producer.send_batch(place, BatchBuilder.encoded(payload, 2, 7))
+            await producer.send("t", b"d", partition=0)
+            await producer.flush()
+            with pytest.raises(KafkaError, match="t has no partition 2"):
+                await producer.send_batch(TopicPartition("t", 2), made)
+        found = [[record.value for record in iter_records(data)] for _, data in log.batches]
+        assert found == [[b"a"], [b"b", b"c"], [b"b", b"c"], [b"d"]]
+        assert [sequence for _, sequence in log.sequences()] == [0, 1, 3, 5]
+        assert {record.timestamp for record in iter_records(log.batches[1][1])} == {7}
 
     run(fake_broker, [], test)

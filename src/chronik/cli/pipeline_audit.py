@@ -1,0 +1,100 @@
+"""`chronik pipeline audit`: are all replicas the same, and is every table its log?"""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chronik.cli.output import print_json, print_table, size_text
+from chronik.cli.session import Json, fail
+from chronik.cli.spark_start import (
+    Bootstrap,
+    ConfigFile,
+    Master,
+    Warehouse,
+    one_line,
+    quiet_start,
+)
+
+if TYPE_CHECKING:
+    from chronik.spark.audit.findings import AuditReport, Finding
+
+
+def audit(
+    topics: Annotated[list[str] | None, typer.Argument(help="The topics; all if none.")] = None,
+    config: ConfigFile = None,
+    warehouse: Warehouse = None,
+    bootstrap: Bootstrap = None,
+    master: Master = None,
+    as_json: Json = False,
+) -> None:
+    """Compare all replicas with each other, and tables with the log; exit 1 on a finding."""
+    options = {"bootstrap": bootstrap, "warehouse": warehouse, "master": master}
+    report = _audited(config, options, topics or [])
+    if as_json:
+        print_json(report.as_json())
+    else:
+        _print(report)
+    if report.finding_count:
+        raise typer.Exit(1)
+
+
+def _audited(config: str | None, options: dict[str, Any], topics: list[str]) -> "AuditReport":
+    try:
+        from pyspark.errors import PySparkException
+
+        from chronik.spark.audit.job import audit as run_audit
+        from chronik.spark.connection import Connection
+        from chronik.spark.errors import DataLossError, OptionsError, SourceError
+        from chronik.spark.lake.table import LakeError
+        from chronik.spark.pipeline.config import load_config
+        from chronik.spark.pipeline.session import open_session
+    except ImportError as error:
+        fail(f"{error}: install what an audit needs with pip install 'chronik[spark]'")
+    try:
+        settings = load_config(config, options)
+        with quiet_start():
+            spark = open_session(settings.master, settings.spark, name="chronik-audit")
+        try:
+            connection = Connection.from_options(settings.connection_options)
+            return run_audit(settings, connection, spark, topics=topics)
+        finally:
+            spark.stop()
+    except (SourceError, DataLossError, OptionsError, LakeError) as error:
+        fail(str(error))
+    except PySparkException as error:
+        fail(one_line(str(error)))
+
+
+def _print(report: "AuditReport") -> None:
+    print_table(
+        ("TOPIC", "PARTITIONS", "REPLICAS", "BATCHES", "RECORDS", "SIZE", "TABLE", "ROWS", "DEAD"),
+        [
+            (
+                each.topic,
+                each.partition_count,
+                each.replica_count,
+                each.batch_count,
+                each.record_count,
+                size_text(each.byte_count),
+                each.table_format,
+                each.row_count,
+                each.dead_count,
+            )
+            for each in report.topics
+        ],
+    )
+    if not report.finding_count:
+        typer.echo("no finding: replicas are the same, and tables with dead letters are the log")
+        return
+    typer.echo("")
+    print_table(
+        ("FINDING", "TOPIC", "PARTITION", "OFFSET", "NODE", "WHAT"),
+        [_finding_row(each) for each in report.findings],
+    )
+    more = report.finding_count - len(report.findings)
+    rest = f" ({more} more are not listed)" if more > 0 else ""
+    typer.echo(f"findings: {report.finding_count}{rest}")
+
+
+def _finding_row(each: "Finding") -> tuple[str | int | None, ...]:
+    return (each.kind, each.topic, each.partition, each.offset, each.node_id, each.text)

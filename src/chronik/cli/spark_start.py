@@ -1,0 +1,64 @@
+"""Spark behind a command: its options, a quiet start, and what it complains of in one line."""
+
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Final
+
+import typer
+
+ConfigFile = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="The pipeline's TOML file.")
+]
+Warehouse = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Where the tables are: a path, or s3://bucket/path."),
+]
+Bootstrap = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap",
+        "-b",
+        envvar="CHRONIK_BOOTSTRAP",
+        metavar="HOST:PORT[,...]",
+        help="A node of the cluster, or several.",
+    ),
+]
+Master = Annotated[
+    str | None, typer.Option(metavar="URL", help="Spark's master: local[*], spark://HOST:PORT.")
+]
+
+_RAISED: Final = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Refused): (.+)$")
+
+
+@contextmanager
+def quiet_start() -> Iterator[None]:
+    """Keep what a JVM says while it starts, and show it only if it does not."""
+    # Arrow carries our rows; what pandas PySpark would like is nobody's question here.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    sys.stderr.flush()
+    ours = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(ours, said.read())
+            raise
+        finally:
+            os.dup2(ours, 2)
+            os.close(ours)
+
+
+def one_line(text: str) -> str:
+    """What Spark complains of: its own first line or, of a Python worker's, what was raised."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    raised = [found[1] for line in lines if (found := _RAISED.match(line)) is not None]
+    if any(line.startswith("Traceback") for line in lines) and raised:
+        return raised[-1]
+    return lines[0] if lines else "Spark failed without a word"

@@ -1,0 +1,21 @@
+"""What the Spark source refuses: wrong options, and data that is gone.
+
+Both reach the user through Spark's own error, as its last line; so each message is one sentence
+that says what is wrong and what to do.
+"""
+
+
+class OptionsError(ValueError):
+    """Options that are unknown, wrong or contradict each other."""
+
+
+class DataLossError(RuntimeError):
+    """Records that a reader was promised and that are no longer in the log."""
+
+
+class SourceError(RuntimeError):
+    """A source or sink that cannot work as things are; the message says what to change."""
+
+
+class UnknownTopic(SourceError):
+    """A topic that is not there, and did not appear within the time that a creation takes."""

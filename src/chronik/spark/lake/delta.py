@@ -1,0 +1,274 @@
+"""A Delta table by `deltalake`.
+
+Offsets are `txn` actions, one app id per topic id and partition, in the same commit as the files;
+marks and the fence are such actions too. Three facts about the library shape this file:
+
+- A handle does not notice its own commit, and a fresh one may commit an old `txn` version again.
+  So: load, check, commit on that same handle.
+- Two commits with one app id conflict, and both of ours carry the fence's. With no retries a
+  commit lands on the very version that was checked, whoever else has written.
+- A commit may remove a file that is gone already, which is how two compactions double all rows.
+  `check_change` looks first.
+"""
+
+import json
+from typing import Any, Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from chronik.clock import Clock, SystemClock
+from chronik.spark.lake.delta_stats import delta_stats
+from chronik.spark.lake.storage import Storage
+from chronik.spark.lake.table import (
+    COMMIT_ATTEMPTS_MAX,
+    FENCE,
+    Change,
+    LakeError,
+    LiveFile,
+    PartitionField,
+    PartitionKey,
+    TableState,
+    check_change,
+    has_landed,
+)
+
+HOUR_MS: Final = 3_600_000
+CONFIGURATION: Final = {
+    "delta.checkpointInterval": "50",
+    # Tombstones are in every checkpoint, so that a checkpoint's size is that of one day.
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+    "delta.logRetentionDuration": "interval 1 days",
+}
+_NAME: Final = "chronik.partitioning"
+
+
+class DeltaState:
+    """One version of a table."""
+
+    def __init__(self, handle: DeltaTable, partitioning: tuple[PartitionField, ...]) -> None:
+        self.handle = handle
+        self._partitioning = partitioning
+        self._files: list[LiveFile] | None = None
+
+    @property
+    def version(self) -> int:
+        return int(self.handle.version())
+
+    @property
+    def fence(self) -> int:
+        return self.mark(FENCE) or 0
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema(self.handle.schema().to_arrow())
+
+    def offset(self, key: PartitionKey) -> int | None:
+        return self.mark(f"chronik:{key.text}")
+
+    @property
+    def committed_ms(self) -> int | None:
+        last = self.handle.history(1)
+        return int(last[0]["timestamp"]) if last else None
+
+    def mark(self, name: str) -> int | None:
+        version: int | None = self.handle.transaction_version(name)
+        return version
+
+    def files(self) -> list[LiveFile]:
+        if self._files is None:
+            actions = pa.table(self.handle.get_add_actions(flatten=True))
+            names = [f"partition.{field.name}" for field in self._partitioning]
+            self._files = [_live_file(row, names) for row in actions.to_pylist()]
+        return self._files
+
+
+class DeltaLakeTable:
+    """A table in a directory."""
+
+    format = "delta"
+
+    def __init__(
+        self,
+        name: str,
+        storage: Storage,
+        *,
+        partitioning: tuple[PartitionField, ...] = (),
+        storage_options: dict[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self.storage = storage
+        self.location = storage.url
+        self.partitioning = partitioning
+        self._options = storage_options
+        self._clock = clock or SystemClock()
+
+    @classmethod
+    def open(cls, name: str, storage: Storage, **options: Any) -> "DeltaLakeTable | None":
+        """The table as it was created, or None if there is none."""
+        table = cls(name, storage, **options)
+        try:
+            handle = table._handle()
+        except TableNotFoundError:
+            return None
+        configuration = handle.metadata().configuration
+        fields = json.loads(configuration.get(_NAME, "[]"))
+        table.partitioning = tuple(PartitionField(*field) for field in fields)
+        return table
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        storage: Storage,
+        schema: pa.Schema,
+        *,
+        partitioning: tuple[PartitionField, ...] = (),
+        **options: Any,
+    ) -> "DeltaLakeTable":
+        """Create the table; if somebody else has just done so, theirs is it."""
+        derived = [
+            pa.field(field.name, pa.date32() if field.transform == "day" else pa.string())
+            for field in partitioning
+            if field.transform != "identity"
+        ]
+        DeltaTable.create(
+            storage.path if storage.is_local else storage.url,
+            schema=Schema.from_arrow(pa.schema([*schema, *derived])),
+            mode="ignore",
+            partition_by=[field.name for field in partitioning],
+            configuration={**CONFIGURATION, _NAME: json.dumps(partitioning)},
+            raise_if_key_not_exists=False,
+            storage_options=options.get("storage_options"),
+        )
+        table = cls.open(name, storage, **options)
+        assert table is not None, "created a moment ago"
+        return table
+
+    def load(self) -> DeltaState:
+        return DeltaState(self._handle(), self.partitioning)
+
+    def _handle(self) -> DeltaTable:
+        path = self.storage.path if self.storage.is_local else self.location
+        return DeltaTable(path, storage_options=self._options)
+
+    def file_schema(self, state: TableState) -> pa.Schema:
+        elsewhere = {field.name for field in self.partitioning}
+        return pa.schema(field for field in state.schema if field.name not in elsewhere)
+
+    def commit(self, change: Change) -> int:
+        failure: Exception | None = None
+        for _ in range(COMMIT_ATTEMPTS_MAX):
+            state = self.load()
+            if failure is not None and has_landed(change, state):
+                return state.version
+            check_change(change, state)
+            try:
+                self._commit_on(state, change)
+            except DeltaError as error:
+                failure = error  # It may have landed all the same: look before trying again.
+                continue
+            return state.version + 1
+        raise LakeError(
+            f"table {self.name}: {COMMIT_ATTEMPTS_MAX} commits in a row failed: {failure}"
+        )
+
+    def _commit_on(self, state: DeltaState, change: Change) -> None:
+        numbers = {f"chronik:{key.text}": end for key, _, end in change.advances}
+        numbers |= {**change.marks, FENCE: state.fence + 1}
+        properties = CommitProperties(
+            app_transactions=[Transaction(name, number) for name, number in numbers.items()],
+            max_commit_retries=0,
+        )
+        state.handle.create_write_transaction(
+            [*self._adds(change), *self._removes(change)],
+            "append",
+            state.handle.schema(),
+            partition_by=[field.name for field in self.partitioning],
+            commit_properties=properties,
+        )
+
+    def _adds(self, change: Change) -> list[AddAction]:
+        return [
+            AddAction(
+                path=file.path,
+                size=file.byte_count,
+                partition_values=self._part(file.partition),
+                modification_time=file.written_ms,
+                data_change=not change.is_rearrangement,
+                stats=delta_stats(file.footer),
+            )
+            for file in change.added
+        ]
+
+    def _removes(self, change: Change) -> list[RemoveAction]:
+        now_ms = self._clock.wall_ms()
+        return [
+            RemoveAction(
+                file.path,
+                data_change=not change.is_rearrangement,
+                deletion_timestamp=now_ms,
+                size=file.byte_count,
+                partition_values=self._part(file.partition),
+            )
+            for file in change.removed
+        ]
+
+    def _part(self, values: tuple[str | None, ...]) -> dict[str, str | None]:
+        names = [field.name for field in self.partitioning]
+        return dict(zip(names, values, strict=True))
+
+    def evolve(self, added: pa.Schema, widened: pa.Schema) -> None:
+        if len(widened):
+            raise LakeError(f"a Delta column cannot be widened: {widened.names}")
+        for _ in range(COMMIT_ATTEMPTS_MAX):
+            handle = self._handle()
+            known = pa.schema(handle.schema().to_arrow())
+            missing = [
+                field
+                for field in added
+                if field.name not in known.names or known.field(field.name).type != field.type
+            ]
+            if not missing:
+                return
+            try:
+                handle.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+                return
+            except DeltaError:
+                continue
+        raise LakeError(f"table {self.name}: cannot add the columns {added.names}")
+
+    def expire(self, now_ms: int, pin_ms: int) -> None:
+        """Delete log files that no version kept needs; `deltalake` keeps a day of them."""
+        self._handle().cleanup_metadata()
+
+    def unreferenced(self, now_ms: int, age_ms: int) -> list[str]:
+        # `deltalake` asks the machine for the time: let the age say what our clock says.
+        ahead_ms = now_ms - SystemClock().wall_ms()
+        hours = max(0, round((age_ms - ahead_ms) / HOUR_MS))
+        handle = self._handle()
+        return list(
+            handle.vacuum(
+                retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True
+            )
+        )
+
+
+def _live_file(row: dict[str, Any], partition_names: list[str]) -> LiveFile:
+    newest = row.get("max._timestamp")
+    return LiveFile(
+        path=row["path"],
+        byte_count=row["size_bytes"],
+        row_count=row["num_records"],
+        partition=tuple(_text(row[name]) for name in partition_names),
+        newest_ms=None if newest is None else int(newest.timestamp() * 1000),
+    )
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return None if value is None else str(value)

@@ -1,0 +1,55 @@
+"""`chronik pipeline replay`: a topic's dead letters again, by what its settings say now.
+
+Without Spark: dead letters are few, or something is wrong that a replay does not put right.
+"""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chronik.clock import Clock, SystemClock
+from chronik.spark.connection import Connection
+from chronik.spark.errors import OptionsError
+from chronik.spark.lake.replay import Replayed, replay
+from chronik.spark.lake.schemas import SYSTEM_COLUMNS
+from chronik.spark.lake.table import LakeError
+from chronik.spark.pipeline.config import PipelineConfig
+from chronik.spark.pipeline.discovery import discover
+from chronik.spark.pipeline.schema import check_config
+from chronik.spark.pipeline.topic import TopicPipeline
+
+
+def replay_topic(
+    config: PipelineConfig, connection: Connection, name: str, clock: Clock | None = None
+) -> Replayed:
+    """Move the dead letters that decode by now to the table. Raises LakeError."""
+    clock = clock or SystemClock()
+    found = discover(connection, config)
+    if name in found.errors:
+        raise LakeError(found.errors[name])
+    wanted = {each.name: each for each in found.topics}.get(name)
+    if wanted is None:
+        raise LakeError(
+            f"topic {name} has no table: set its chronik.table to delta or iceberg, and check its "
+            "name"
+        )
+    check_config(wanted)
+    topic = TopicPipeline(wanted, config.place, connection)
+    if not topic.open():
+        raise LakeError(
+            f"there is no table {name} in {config.place.url}: run the pipeline first, or name "
+            "another --warehouse"
+        )
+    committer = topic.committer
+    decoder = topic.decoder(committer.table.load())
+
+    def decode(letters: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.BooleanArray]:
+        columns, errors = decoder.decode(letters.column("_value"))
+        system = [letters.column(each) for each in SYSTEM_COLUMNS.names]
+        names = [*SYSTEM_COLUMNS.names, *columns.schema.names]
+        rows = pa.record_batch([*system, *columns.columns], names=names)
+        return rows, pc.is_null(errors)
+
+    try:
+        return replay(committer.table, committer.dead_letters, decode, now_ms=clock.wall_ms())
+    except OptionsError as error:
+        raise LakeError(f"topic {name}: {error}") from None

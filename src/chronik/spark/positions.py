@@ -1,0 +1,119 @@
+"""Where a read begins or ends, as options say it: `earliest`, `latest`, JSON, times, `-10m`.
+
+Kafka's words and numbers: in JSON, -2 is the earliest offset of a partition and -1 its latest.
+A time stands for the first record at or after it. Where there is none, a read begins at the end of
+the log, unless `startingOffsetsByTimestampStrategy` is `error`; it ends there in any case.
+
+Pure: `log_facts` finds the offsets that belong to a position.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from chronik.model import TopicPartition
+from chronik.spark.errors import OptionsError
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+_RELATIVE: Final = re.compile(r"-(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.ASCII)
+_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """An end of the log: EARLIEST or LATEST."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """An offset, EARLIEST or LATEST for each partition."""
+
+    by_place: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """The first record at or after a time, the same for all partitions."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The first record at or after a time of each partition's own."""
+
+    by_place: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ago:
+    """The first record of the last so many milliseconds."""
+
+    duration_ms: int
+
+
+Position = Edge | Offsets | Time | Times | Ago
+
+
+def parse_position(option: str, text: str) -> Position:
+    """The position that `startingOffsets` or `endingOffsets` names, or OptionsError."""
+    word = text.strip()
+    if word.lower() == "earliest":
+        return Edge(EARLIEST)
+    if word.lower() == "latest":
+        return Edge(LATEST)
+    relative = _RELATIVE.fullmatch(word)
+    if relative:
+        return Ago(int(float(relative[1]) * _UNIT_MS[relative[2]]))
+    if word.startswith("{"):
+        return Offsets(parse_places(option, word, least=EARLIEST))
+    raise OptionsError(
+        f"{option}={text!r} is no position: say earliest, latest, a time span such as -10m"
+        ' (ms, s, m, h, d) or JSON such as {"orders": {"0": 23, "1": -2}}'
+    )
+
+
+def parse_places(option: str, text: str, *, least: int) -> dict[TopicPartition, int]:
+    """The numbers of `{"topic": {"partition": number}}`, or OptionsError."""
+    example = f'{option} wants JSON such as {{"orders": {{"0": 23, "1": 42}}}}'
+    places: dict[TopicPartition, int] = {}
+    for name, partitions in _object(text, example).items():
+        if not isinstance(partitions, dict):
+            raise OptionsError(f"{example}; {name} has {partitions!r}")
+        for partition, number in partitions.items():
+            is_number = isinstance(number, int) and not isinstance(number, bool)
+            if not (partition.isdecimal() and is_number and number >= least):
+                raise OptionsError(f"{example}; {name} has {partition!r}: {number!r}")
+            places[TopicPartition(name, int(partition))] = number
+    if not places:
+        raise OptionsError(f"{example}, and it names no partition")
+    return places
+
+
+def parse_assignment(option: str, text: str) -> dict[str, tuple[int, ...]]:
+    """The partitions of `{"topic": [0, 1]}`, or OptionsError."""
+    example = f'{option} wants JSON such as {{"orders": [0, 1]}}'
+    assigned: dict[str, tuple[int, ...]] = {}
+    for name, partitions in _object(text, example).items():
+        is_list = isinstance(partitions, list) and partitions
+        if not is_list or any(type(each) is not int or each < 0 for each in partitions):
+            raise OptionsError(f"{example}; {name} has {partitions!r}")
+        assigned[name] = tuple(sorted(set(partitions)))
+    if not assigned:
+        raise OptionsError(f"{example}, and it names no topic")
+    return assigned
+
+
+def _object(text: str, example: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise OptionsError(f"{example}; {text!r} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise OptionsError(f"{example}, not {text!r}")
+    return found
