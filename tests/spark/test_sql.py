@@ -74,6 +74,10 @@ def test_the_command(spark: Any, topics: Any, config: Any, tmp_path: Path) -> No
     assert asked.stdout.splitlines() == ["id  even   x", " 9  false  -", "10  true   -"]
     assert asked.stderr == ""
     assert asked.returncode == 0
+    wrong = run("sql", "select * from nowhere", *place)
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    (line,) = wrong.stderr.splitlines()
+    assert "`nowhere` cannot be found" in line
 
 
 @pytest.mark.parametrize(

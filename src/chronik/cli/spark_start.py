@@ -40,6 +40,7 @@ def quiet_start() -> Iterator[None]:
     """Keep what a JVM says while it starts, and show it only if it does not."""
     # Arrow carries our rows; what pandas PySpark would like is nobody's question here.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    _say_nothing_twice()
     sys.stderr.flush()
     ours = os.dup(2)
     with tempfile.TemporaryFile() as said:
@@ -53,6 +54,16 @@ def quiet_start() -> Iterator[None]:
         finally:
             os.dup2(ours, 2)
             os.close(ours)
+
+
+def _say_nothing_twice() -> None:
+    """PySpark logs what it raises, with its stack; a command says it in one line."""
+    try:
+        from pyspark.logger import PySparkLogger
+    except ImportError:
+        return  # Whoever starts the session says what is missing.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel("CRITICAL")
 
 
 def one_line(text: str) -> str:
