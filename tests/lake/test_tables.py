@@ -137,6 +137,38 @@ def test_a_stale_advance_without_rows_is_refused_by_the_commit_itself(
     assert len(calls) == 2
 
 
+def test_offsets_that_somebody_else_brought_there_are_not_ours(
+    table: LakeTable, tmp_path: Path
+) -> None:
+    """Two committers of one range, one of whom calls a row bad: the other has not landed."""
+    other = new_table(tmp_path, table.format)
+    real = table._commit_on  # type: ignore[attr-defined]
+
+    def overtaken(state: object, change: Change) -> int:
+        table._commit_on = real  # type: ignore[attr-defined]
+        append(other, None, 5)
+        return int(real(state, change))
+
+    table._commit_on = overtaken  # type: ignore[attr-defined]
+    with pytest.raises(Refused):
+        table.commit(Change(advances=(Advance(KEY, None, 5),)))
+    assert offsets_in(table) == [0, 1, 2, 3, 4]
+
+
+def test_an_own_advance_without_rows_is_known_again(table: LakeTable) -> None:
+    real = table._commit_on  # type: ignore[attr-defined]
+
+    def hidden(state: object, change: Change) -> int:
+        table._commit_on = real  # type: ignore[attr-defined]
+        real(state, change)
+        raise CommitFailedError if table.format == "delta" else CommitFailedException
+
+    table._commit_on = hidden  # type: ignore[attr-defined]
+    table.commit(Change(advances=(Advance(KEY, None, 5),)))
+    assert table.load().offset(KEY) == 5
+    assert table.load().fence == 1
+
+
 def test_a_replacement_of_files_that_are_gone_is_refused(table: LakeTable) -> None:
     append(table, None, 3)
     append(table, 3, 6)

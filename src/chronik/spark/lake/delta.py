@@ -23,6 +23,7 @@ from chronik.clock import Clock, SystemClock
 from chronik.spark.lake.delta_stats import delta_stats
 from chronik.spark.lake.storage import Storage
 from chronik.spark.lake.table import (
+    COMMIT,
     COMMIT_ATTEMPTS_MAX,
     FENCE,
     Change,
@@ -178,7 +179,7 @@ class DeltaLakeTable:
 
     def _commit_on(self, state: DeltaState, change: Change) -> None:
         numbers = {f"chronik:{key.text}": end for key, _, end in change.advances}
-        numbers |= {**change.marks, FENCE: state.fence + 1}
+        numbers |= {**change.marks, FENCE: state.fence + 1, COMMIT: change.commit_id}
         properties = CommitProperties(
             app_transactions=[Transaction(name, number) for name, number in numbers.items()],
             max_commit_retries=0,

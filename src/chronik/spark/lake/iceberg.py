@@ -55,6 +55,7 @@ from chronik.spark.lake.schemas import stored_type
 from chronik.spark.lake.snapshots import kept
 from chronik.spark.lake.storage import Storage
 from chronik.spark.lake.table import (
+    COMMIT,
     COMMIT_ATTEMPTS_MAX,
     FENCE,
     Change,
@@ -232,7 +233,7 @@ class IcebergLakeTable:
 
     def _commit_on(self, state: IcebergState, change: Change) -> int:
         numbers = {f"chronik.offset.{key.text}": end for key, _, end in change.advances}
-        numbers |= {**change.marks, FENCE: state.fence + 1}
+        numbers |= {**change.marks, FENCE: state.fence + 1, COMMIT: change.commit_id}
         transaction = state.table.transaction()
         transaction.set_properties({name: str(number) for name, number in numbers.items()})
         update = transaction.update_snapshot()

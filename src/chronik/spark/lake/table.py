@@ -13,6 +13,7 @@ Invariants
 check again, because the error may hide a commit that landed.
 """
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -31,6 +32,7 @@ FENCE: Final = "chronik.fence"
 REPLAY: Final = "chronik.replay"
 REPLAY_DONE: Final = "chronik.replay.done"
 EXPIRY: Final = "chronik.expiry"  # how often unreferenced files were deleted; see `expiry`
+COMMIT: Final = "chronik.commit"  # the id of the last change, by which its maker knows it again
 TOPIC: Final = "chronik.topic"  # which topic of that name the table is of; see `topic_mark`
 INTENTS: Final = "_chronik"  # a directory that no engine takes for data
 
@@ -114,6 +116,7 @@ class Change:
     marks_expected: Mapping[str, int | None] = field(default_factory=lambda: NO_MARKS)
     planned_fence: int | None = None  # None: what else was committed does not matter
     is_rearrangement: bool = False  # the same rows in other files
+    commit_id: int = field(default_factory=lambda: secrets.randbelow(2**62))
 
 
 class TableState(Protocol):
@@ -216,16 +219,17 @@ def check_change(change: Change, state: TableState) -> None:
 def has_landed(change: Change, state: TableState) -> bool:
     """Whether a change whose outcome is unknown is in this state.
 
-    The files' names are unique, so one of them tells. A change without files is told by its
-    offsets: if somebody else has brought the table there, the same is true.
+    The files' names are unique, so one of them tells. A change without files is told by its id, as
+    long as it is the last one; never by its offsets, which somebody else may have brought there
+    with another idea of what is a dead letter. What is taken for not landed is checked again, and
+    refused if the table has moved on: to be wrong in that direction adds no row.
     """
     if change.added:
         return change.added[0].path in {each.path for each in state.files()}
-    if change.advances:
-        return all(state.offset(key) == end for key, _, end in change.advances)
-    return bool(change.marks) and all(
-        state.mark(name) == value for name, value in change.marks.items()
-    )
+    if state.mark(COMMIT) == change.commit_id:
+        return True
+    is_marked = bool(change.marks) and not change.advances
+    return is_marked and all(state.mark(name) == value for name, value in change.marks.items())
 
 
 def total(files: Iterable[LiveFile]) -> tuple[int, int, int]:
