@@ -397,6 +397,8 @@ class Connection(asyncio.BufferedProtocol):
         """End the connection at once; the node is stopping."""
         if self._transport is not None:
             self._transport.abort()
+        else:
+            self._listener.lost(self)  # Nothing more will be heard of it.
 
     def close(self, kind: str, reason: str) -> None:
         """End the connection: what was answered still leaves, nothing more is read."""
