@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,16 +30,16 @@ def runs_on(loop_name: str) -> Callable[[Callable[[], Awaitable[None]]], None]:
     factory = uvloop.new_event_loop if loop_name == "uvloop" else asyncio.new_event_loop
 
     async def checked(test: Callable[[], Awaitable[None]]) -> None:
-        before = sockets()
+        before, others = sockets(), listening_ports()
         async with asyncio.timeout(WAIT_S):
             await test()
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert not left, left
         gc.collect()
-        # uvloop gives a closed listening socket back some turns later, and a client of an earlier
-        # test may just be connecting: only what stays was left behind by this one.
+        # uvloop gives a closed listening socket back some turns later. Somebody may have connected
+        # to brokers of earlier tests that live as long as the session: that is not this test's.
         async with asyncio.timeout(WAIT_S):
-            while not sockets() <= before:  # noqa: ASYNC110 Nobody tells of it.
+            while left_behind(before, others):  # noqa: ASYNC110 Nobody tells of it.
                 await asyncio.sleep(0.02)
 
     def runner(test: Callable[[], Awaitable[None]]) -> None:
@@ -61,6 +61,24 @@ def sockets() -> set[str]:
     links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
     targets = {os.readlink(link) for link in links if os.path.lexists(link)}
     return {target for target in targets if target.startswith("socket:")}
+
+
+def left_behind(before: set[str], others: set[int]) -> set[str]:
+    """Sockets that are new, and not those of a listener that was there before."""
+    local_ports = {inode: port for inode, port, _ in tcp_sockets()}
+    return {each for each in sockets() - before if local_ports.get(each) not in others}
+
+
+def listening_ports() -> set[int]:
+    return {port for _, port, is_listening in tcp_sockets() if is_listening}
+
+
+def tcp_sockets() -> Iterator[tuple[str, int, bool]]:
+    """Those of this machine: as a descriptor's link names it, its port, whether it listens."""
+    with open("/proc/self/net/tcp") as table:
+        for fields in (line.split() for line in table.readlines()[1:]):
+            local_port = int(fields[1].rpartition(":")[2], 16)
+            yield f"socket:[{fields[9]}]", local_port, fields[3] == "0A"
 
 
 class Node:
