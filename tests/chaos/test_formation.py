@@ -80,7 +80,12 @@ def test_a_wiped_founder_comes_back_once_it_was_replaced(
     said = f"chronik cluster replace-node {victim}"
     eventually(lambda: said in (tmp_path / f"{victim}.log").read_text(), said)
     cluster.stop(victim)
-    assert command(cluster, other, "replace-node", str(victim), "--force").returncode == 0
+
+    def is_replaced() -> bool:
+        """As long as it was heard of a moment ago, it is not taken for lost."""
+        return command(cluster, other, "replace-node", str(victim), "--force").returncode == 0
+
+    eventually(is_replaced, "it is replaced")
     cluster.start(victim)
     cluster.wait_for(EVERYBODY)
 
