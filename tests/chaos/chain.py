@@ -9,13 +9,17 @@ records are consumed again from the committed offsets. The rest is the broker's 
 offsets of a member that is none any more (KIP-447).
 """
 
+import os
 import sys
+import threading
+import time
 from collections.abc import Iterable
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
 BATCH_RECORDS = 2_000
 CALL_TIMEOUT_S = 30.0  # a node may be killed several times while a call is retried
+PATIENCE_S = 15.0  # much longer than a failover
 LINK = {
     "reconnect.backoff.ms": 20,
     "reconnect.backoff.max.ms": 200,
@@ -28,12 +32,41 @@ LINK = {
 }
 
 
+class Patience(threading.Thread):
+    """Begins the process anew if its work stands still.
+
+    librdkafka (2.16) waits for ever for a coordinator that was out of the metadata for a moment,
+    whatever timeout it was given.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._since = time.monotonic()
+
+    def renew(self) -> None:
+        self._since = time.monotonic()
+
+    def run(self) -> None:
+        while time.monotonic() < self._since + PATIENCE_S:
+            time.sleep(0.5)
+        print("began anew: a call has not returned", file=sys.stderr, flush=True)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
 class Worker:
     """A member of the group and its transactional producer."""
 
     def __init__(
-        self, bootstrap: str, source: str, sink: str, group: str, name: str, protocol: str
+        self,
+        patience: Patience,
+        bootstrap: str,
+        source: str,
+        sink: str,
+        group: str,
+        name: str,
+        protocol: str,
     ) -> None:
+        self._patience = patience
         self._source, self._sink = source, sink
         link = {**LINK, "bootstrap.servers": bootstrap, "client.id": name}
         self._producer = Producer(
@@ -72,6 +105,7 @@ class Worker:
         told = self._told_of_a_rebalance
         self._consumer.subscribe([self._source], on_assign=told, on_revoke=told, on_lost=told)
         while True:
+            self._patience.renew()
             membership = self._consumer.consumer_group_metadata()
             self._rebalanced = False
             messages = self._consumer.consume(BATCH_RECORDS, 0.05)
@@ -141,8 +175,10 @@ def _next_offsets(records: Iterable[Message]) -> list[TopicPartition]:
 
 
 def main() -> None:
+    patience = Patience()
+    patience.start()
     while True:
-        worker = Worker(*sys.argv[1:])
+        worker = Worker(patience, *sys.argv[1:])
         try:
             worker.run()
         except KafkaException as error:  # Fenced, or out of luck: begin anew, as a service does.

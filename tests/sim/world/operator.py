@@ -72,6 +72,10 @@ class Operator:
             self.cluster.kill(node_id, "")
         elif self._was_removed_again(node_id):
             self.cluster.wipe(node_id)
+            # It may have been let in once more meanwhile, with the disk that is gone now.
+            self.goals[0] = ("replace", node_id)
+            self._is_removed = False
+            self._asked_at = None
 
     def _done(self, what: str) -> None:
         self.cluster.faults[what] += 1
