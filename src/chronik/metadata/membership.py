@@ -49,6 +49,16 @@ def _check_free(membership: Membership, image: Image, node_id: int, directory_id
         )
 
 
+def check_member(membership: Membership, node_id: int, directory_id: str) -> None:
+    """Refuse the registration of a node that was removed while its request was on the way."""
+    bound = membership.directories.get(node_id, directory_id)
+    if node_id not in membership.members or bound != directory_id:
+        raise KafkaError(
+            ErrorCode.BROKER_ID_NOT_REGISTERED,
+            f"Node {node_id} with data directory {directory_id} is no member of the cluster.",
+        )
+
+
 def _ids_in_use(membership: Membership, image: Image) -> set[int]:
     """Ids that mean somebody, be it only in a list of replicas."""
     replicas = {each for partition in image.partitions() for each in partition.replicas}

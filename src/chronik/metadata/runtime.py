@@ -24,7 +24,7 @@ from chronik.clock import Clock, SystemClock
 from chronik.config import limits
 from chronik.config.effective import BrokerConfig
 from chronik.metadata import controller
-from chronik.metadata.commands import Command, DeleteTopic
+from chronik.metadata.commands import Command, DeleteTopic, RegisterBroker
 from chronik.metadata.consensus import Consensus
 from chronik.metadata.forwarding import (
     decode_command,
@@ -43,6 +43,7 @@ from chronik.metadata.in_flight import (
     tells_of_own_deletion,
 )
 from chronik.metadata.journal import Journal, UnusableMetadata, read_snapshot, records_of
+from chronik.metadata.membership import check_member
 from chronik.metadata.records import (
     Record,
     TopicRemovedRecord,
@@ -374,6 +375,9 @@ class MetadataRuntime:
 
     def decide(self, command: Command) -> controller.Decision:
         """What a command would do now; for requests that only validate."""
+        if isinstance(command, RegisterBroker):
+            members = self.consensus.node.membership
+            check_member(members, command.node_id, command.directory_id)
         config = self.broker_config(self._pending)
         return controller.decide(self._pending, command, config, self.last_index + 1)
 

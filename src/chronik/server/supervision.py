@@ -24,6 +24,11 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S: Final = 0.5  # six in a session
 WATCH_S: Final = 0.1  # how late a death may be noticed
 HEARTBEAT: Final = "heartbeat"
+NOT_YET: Final = (
+    ErrorCode.NOT_CONTROLLER,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.BROKER_ID_NOT_REGISTERED,
+)
 
 
 class _Heartbeat(msgspec.Struct, frozen=True):
@@ -55,9 +60,11 @@ class Supervision:
             try:
                 epoch: int = await self._metadata.submit(command)
             except KafkaError as error:
-                if error.code not in (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT):
+                if error.code not in NOT_YET:
                     raise
                 logger.warning("not registered yet", extra={"reason": str(error)})
+                if error.code is ErrorCode.BROKER_ID_NOT_REGISTERED:
+                    await asyncio.sleep(HEARTBEAT_S)  # It was removed, and will be told.
             else:
                 return epoch
 

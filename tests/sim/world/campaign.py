@@ -183,7 +183,14 @@ class Campaign:
     def restart(self) -> None:
         node_id = self.any_node()
         self.cluster.stop(node_id)
-        self.cluster.scheduler.at(2.0, self.cluster.start, node_id)
+        self.cluster.scheduler.at(2.0, self._start_again, node_id)
+
+    def _start_again(self, node_id: int) -> None:
+        machine = self.cluster.machines.get(node_id)
+        if machine is not None and machine.process is not None and machine.process.is_stopping:
+            self.cluster.scheduler.at(0.5, self._start_again, node_id)  # It takes its time.
+        else:
+            self.cluster.start(node_id)
 
     def pause(self) -> None:
         node_id = self.any_node()

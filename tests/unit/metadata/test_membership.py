@@ -95,6 +95,16 @@ def test_a_removed_node_takes_its_binding_along() -> None:
     assert decisions.admit(members, NOTHING, 2, "new")[1].learners == {2}
 
 
+def test_only_a_member_registers_and_with_its_own_directory() -> None:
+    decisions.check_member(THREE, 2, "d2")
+    decisions.check_member(UNBOUND, 2, "whichever")
+    without = decisions.remove(THREE, 2, [1, 3])
+    anew = decisions.admit(without, NOTHING, 2, "new")[1]
+    for members in (without, anew):  # A request of the old one, on the way for a long time.
+        assert "is no member" in str(refusal(members, 2, "d2", by=decisions.check_member).message)
+    decisions.check_member(anew, 2, "new")
+
+
 @pytest.mark.parametrize(
     ("members", "node_id", "heard", "words"),
     [
