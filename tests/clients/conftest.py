@@ -295,7 +295,7 @@ def unavailable(name: str, error: Exception) -> None:
     pytest.skip(reason)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ClientDriver]]:
     """The driver process of a client by name, started at its first use."""
     logs = tmp_path_factory.mktemp("drivers")
@@ -319,7 +319,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         started.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tools_class_path() -> str:
     """The class path of Kafka's command line tools."""
     try:
@@ -329,13 +329,13 @@ def tools_class_path() -> str:
         raise
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the broker of `bootstrap` keeps its files."""
     return tmp_path_factory.mktemp("broker") / "data"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bootstrap(data_dir: Path) -> Iterator[str]:
     """A broker with Kafka's defaults, except for the timing of groups, on disk."""
     given = os.environ.get("CHRONIK_TEST_BOOTSTRAP")
@@ -346,7 +346,7 @@ def bootstrap(data_dir: Path) -> Iterator[str]:
         yield broker.bootstrap
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def strict_bootstrap() -> Iterator[str]:
     """A broker that does not create the topics that clients ask for."""
     given = os.environ.get("CHRONIK_TEST_STRICT_BOOTSTRAP")
@@ -357,7 +357,7 @@ def strict_bootstrap() -> Iterator[str]:
         yield broker.bootstrap
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bound(driver: Callable[[str], ClientDriver], bootstrap: str) -> Callable[[str], Client]:
     """A client by name, talking to the broker of `bootstrap`."""
     return lambda name: Client(name, driver(name), bootstrap)
@@ -369,7 +369,7 @@ def client(request: pytest.FixtureRequest, bound: Callable[[str], Client]) -> Cl
     return bound(request.param)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def spare(
     bootstrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], Client]]:

@@ -8,6 +8,7 @@ SIGINT.
 from __future__ import annotations
 
 import atexit
+import pathlib
 import re
 import signal
 import subprocess
@@ -29,6 +30,13 @@ def partitions(words):
     """The partitions that a line names: `topic [0], topic [1]`."""
     found = re.findall(r"(\S+) \[(\d+)\]", words)
     return sorted([topic, int(partition)] for topic, partition in found)
+
+
+def catches(pid, number):
+    """Whether a process handles a signal."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    mask = re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)
+    return mask is None or bool(int(mask[1], 16) >> (number - 1) & 1)
 
 
 class Member:
@@ -93,6 +101,8 @@ class Transaction:
 
     def end(self, how):
         if how == "abort":
+            while self._process.poll() is None and not catches(self._process.pid, signal.SIGINT):
+                time.sleep(0.01)  # It has just begun.
             self._process.send_signal(signal.SIGINT)
             # It looks at the signal between two records.
             time.sleep(0.2)

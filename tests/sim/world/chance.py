@@ -8,6 +8,7 @@ when they do, so that what production keeps for ever (`gc.freeze`) is not kept h
 import gc
 import random
 import secrets
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from unittest.mock import patch
 from chronik.client.internal_link import FrameLink
 from chronik.replication.partition import Partition
 from chronik.server.connection import Connection
+
+BROKER_THREAD = "chronik-broker"  # of chronik.testing
 
 
 def _numbered() -> Callable[[Any], int]:
@@ -32,6 +35,9 @@ def _numbered() -> Callable[[Any], int]:
 @contextmanager
 def seeded(seed: object) -> Iterator[None]:
     """The standard library's chance follows from a seed."""
+    # It would find neither its connections nor its partitions again once hashes are others.
+    real = [thread.name for thread in threading.enumerate() if thread.name == BROKER_THREAD]
+    assert not real, "a real broker runs in this process"
     chance = random.Random(f"library {seed}")
     with (
         patch.object(uuid, "uuid4", lambda: uuid.UUID(bytes=chance.randbytes(16), version=4)),
