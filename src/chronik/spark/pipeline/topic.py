@@ -255,16 +255,24 @@ class TopicPipeline:
 
     def _evolved(self, results: Sequence[TaskResult]) -> bool:
         """Give the table columns for what has none yet; returns whether there was any."""
-        table = self.committer.table
-        schema = table.load().schema
-        added: dict[str, pa.DataType] = {}
-        for result in results:
-            for name, kind in result.unexpected.items():
-                added.setdefault(name, kind)
+        unexpected: dict[str, pa.DataType] = {}
         conflicts: dict[str, pa.DataType] = {}
         for result in results:
+            for name, kind in result.unexpected.items():
+                unexpected.setdefault(name, kind)
             for name, kind in result.conflicts.items():
                 conflicts.setdefault(name, kind)
+        return self.maybe_evolve(unexpected, conflicts)
+
+    def maybe_evolve(
+        self, unexpected: Mapping[str, pa.DataType], conflicts: Mapping[str, pa.DataType]
+    ) -> bool:
+        """Give the table columns for fields that have none, and for types that none takes."""
+        if not unexpected and not conflicts:
+            return False
+        table = self.committer.table
+        schema = table.load().schema
+        added = dict(unexpected)
         for name, kind in conflicts.items():
             added[other_name(name, [*schema.names, *added])] = kind
         new = pa.schema(compare(schema, pa.schema(list(added.items())), table.format).added)
