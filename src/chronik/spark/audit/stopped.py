@@ -12,7 +12,6 @@ of nodes whose directory was not named are not looked at.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -64,12 +63,7 @@ class StoppedCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._disk.close()
 
     @property
