@@ -23,7 +23,14 @@ from chronik.spark.log_reader import LogReader
 from chronik.spark.offset_range import OffsetRange
 from chronik.spark.pipeline.columns import ColumnDecoder, given_fields, infer_or_none
 from chronik.spark.pipeline.config import TopicConfig
-from chronik.spark.pipeline.schema import adopt_given, checked, column_decoder, typed_columns
+from chronik.spark.pipeline.names import FieldNames, own_columns
+from chronik.spark.pipeline.schema import (
+    adopt_given,
+    checked,
+    column_decoder,
+    typed_columns,
+    usable,
+)
 from chronik.spark.pipeline.shares import admitted, shared
 from chronik.spark.pipeline.task import RangeTask, TaskResult
 
@@ -158,7 +165,9 @@ class TopicPipeline:
                         batch.column("value")
                         for batch in reader.read(place, columns=("value",), fail_on_data_loss=False)
                     ]
-        return infer_or_none(pa.concat_arrays(values)) if values else None
+        found = infer_or_none(pa.concat_arrays(values)) if values else None
+        own = own_columns(parse_partitioning(self.config.partition_by))
+        return None if found is None else usable(found, own)
 
     # Rounds
 
@@ -230,7 +239,8 @@ class TopicPipeline:
     def decoder(self, state: TableState) -> ColumnDecoder:
         """What decodes values to the table's columns."""
         table = self.committer.table
-        return column_decoder(self.config, typed_columns(table, state), table.format)
+        own = own_columns(table.partitioning)
+        return column_decoder(self.config, typed_columns(table, state), table.format, own)
 
     def land(self, planned: Round, results: Sequence[TaskResult]) -> Landed:
         """Commit a round, or change the table so that the next one can be. Raises LakeError."""
@@ -272,7 +282,10 @@ class TopicPipeline:
             return False
         table = self.committer.table
         schema = table.load().schema
-        added = dict(unexpected)
+        # Of names that exclude each other the first becomes a column: tasks do not know each other.
+        names = FieldNames(schema, own_columns(table.partitioning) - {*schema.names})
+        kinds = ((name, names.addition(name, kind)) for name, kind in unexpected.items())
+        added = {name: kind for name, kind in kinds if kind is not None}
         for name, kind in conflicts.items():
             added[other_name(name, [*schema.names, *added])] = kind
         new = pa.schema(compare(schema, pa.schema(list(added.items())), table.format).added)
