@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 from deltalake import DeltaTable
 
 from chronik.protocol.batch import HEADER_SIZE, Batch, read_header, split
@@ -20,6 +20,7 @@ from chronik.protocol.records import Record, build_batch
 from chronik.spark.audit.findings import AuditReport
 from chronik.spark.audit.job import audit_stopped
 from chronik.spark.audit.stopped import StoppedCluster
+from chronik.spark.audit.stored import stored_rows
 from chronik.spark.connection import Connection
 from chronik.spark.errors import SourceError
 from chronik.spark.pipeline.config import PipelineConfig
@@ -258,6 +259,33 @@ def refused(complaint: str, *data_dirs: str) -> None:
     with pytest.raises(SourceError, match=complaint) as raised:
         StoppedCluster(data_dirs)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+def test_a_node_alone_is_held_to_what_it_had_on_disk(tmp_path: Path, policy: str) -> None:
+    """Without other replicas and without a high watermark, its checkpoint tells."""
+    with Broker(data_dir=str(tmp_path)) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        topic = NewTopic("t", 1, 1, config={"cleanup.policy": policy})
+        admin.create_topics([topic])["t"].result(TIMEOUT_S)
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        for number in range(4):
+            producer.produce("t", b"x", key=b"%d" % number)
+            assert producer.flush(TIMEOUT_S) == 0
+    (path,) = tmp_path.glob("topics/t.*/0/*.log")
+    assert wrong_in(tmp_path) == []
+    with open(path, "ab") as file:
+        file.write(b"torn")
+    assert wrong_in(tmp_path) == []
+    batches = split(path.read_bytes()[: -len(b"torn")])
+    os.truncate(path, sum(len(each.data) for each in batches[:-1]))
+    assert wrong_in(tmp_path) == [("gap", batches[-1].header.base_offset)]
+
+
+def wrong_in(data_dir: Path) -> list[tuple[str | None, int]]:
+    with StoppedCluster([str(data_dir)]) as cluster:
+        (replica,) = cluster.replicas(cluster.topics(["t"]).values())
+        return [(row.kind, row.base_offset) for row in stored_rows(replica) if row.kind]
 
 
 def test_the_command(world: World, tmp_path: Path) -> None:
