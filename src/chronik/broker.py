@@ -37,7 +37,7 @@ from chronik.coordinator.transactions.shard import (
 from chronik.dashboard.status import Status
 from chronik.metadata.commands import RegisterBroker
 from chronik.metadata.image import Image, id_text
-from chronik.metadata.journal import Journal, UnusableMetadata
+from chronik.metadata.journal import METADATA_DIRECTORY, Journal, UnusableMetadata
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.metrics import Metrics
 from chronik.model import TopicPartition
@@ -233,7 +233,7 @@ class Broker:
 
     def _start_metadata(self, data_dir: str, identity: Identity) -> None:
         self._commit = GroupCommit(self._disk, self._on_durable, self._on_failed)
-        journal = Journal(self._disk, f"{data_dir}/__chronik_metadata", self._clock.wall_ms)
+        journal = Journal(self._disk, f"{data_dir}/{METADATA_DIRECTORY}", self._clock.wall_ms)
         self._metadata_log = journal.log
         self.metadata = MetadataRuntime(
             journal,

@@ -174,3 +174,14 @@ def test_workers_of_another_python_are_refused(tmp_path: Path) -> None:
         check_worker_python(str(other))
     with pytest.raises(SourceError, match="which fails"):
         check_worker_python(str(tmp_path / "nothing"))
+
+
+def test_fields_that_no_column_can_be_named_after(read: Load, topics: Any) -> None:
+    name = topics.create()
+    topics.produce(name, '{"id": 1, "_offset": 7, "": 1}', '{"ID": "x", "_Error": 2, "id": 2}')
+    frame = read("chronik", name, decode="json")
+    assert frame.columns[:2] == ["id", "_key"]
+    assert [(row["id"], row["_offset"]) for row in frame.orderBy("_offset").collect()] == [
+        (1, 0),
+        (2, 1),
+    ]

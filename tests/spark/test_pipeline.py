@@ -202,6 +202,27 @@ def test_a_field_that_changes_its_mind(
         assert (rows[2]["price"], rows[2]["price_v2"], rows[2]["x"]) == (None, "dear", False)
 
 
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_fields_that_no_column_can_be_named_after(
+    topics: Any, brokers: str, tmp_path: Path, once: Callable[..., Any], table_format: str
+) -> None:
+    name = topics.create(table=table_format, decode="json")
+    first = ['{"Id": 1, "": 1}', '{"Id": 2}', '{"id": 3}', '{"Id": 4, "_offset": 4}']
+    later = ['{"Id": 5, "new": {"x": 1}}', '{"new": {"X": 1}}', '{"a b": true}', '{"Id": 6}']
+    topics.produce(name, *first)
+    once()
+    assert check_is_log(brokers, tmp_path, name, table_format) == (1, 3)
+    topics.produce(name, *later)
+    once()
+    assert check_is_log(brokers, tmp_path, name, table_format) == (3, 5)
+    rows = by_offset(rows_of(tmp_path, name, table_format))
+    assert {offset: row["Id"] for offset, row in rows.items()} == {1: 2, 4: 5, 7: 6}
+    assert rows[4]["new"] == {"x": 1}
+    letters = by_offset(rows_of(tmp_path, f"{name}_dead_letters", table_format))
+    reasons = {offset: letter["_reason"].split(" ")[1] for offset, letter in letters.items()}
+    assert reasons == {0: "''", 2: "'id'", 3: "'_offset'", 5: "'new.X'", 6: "'a"}
+
+
 def test_a_wider_schema_widens_an_iceberg_column(
     topics: Any, brokers: str, tmp_path: Path, once: Callable[..., Any]
 ) -> None:

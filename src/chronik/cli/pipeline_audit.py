@@ -1,5 +1,6 @@
 """`chronik pipeline audit`: are all replicas the same, and is every table its log?"""
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,18 +19,31 @@ from chronik.cli.spark_start import (
 if TYPE_CHECKING:
     from chronik.spark.audit.findings import AuditReport, Finding
 
+DataDirs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        help="A stopped node's data directory, to be read instead of asking brokers; repeatable.",
+    ),
+]
+
 
 def audit(
     topics: Annotated[list[str] | None, typer.Argument(help="The topics; all if none.")] = None,
     config: ConfigFile = None,
     warehouse: Warehouse = None,
     bootstrap: Bootstrap = None,
+    data_dirs: DataDirs = None,
     master: Master = None,
     as_json: Json = False,
 ) -> None:
-    """Compare all replicas with each other, and tables with the log; exit 1 on a finding."""
+    """Compare all replicas with each other, and tables with the log; exit 1 on a finding.
+
+    Of a cluster that runs, or with --data-dir of one that is stopped: then its files are read.
+    """
     options = {"bootstrap": bootstrap, "warehouse": warehouse, "master": master}
-    report = _audited(config, options, topics or [])
+    report = _audited(config, options, topics or [], data_dirs or [])
     if as_json:
         print_json(report.as_json())
     else:
@@ -38,11 +52,15 @@ def audit(
         raise typer.Exit(1)
 
 
-def _audited(config: str | None, options: dict[str, Any], topics: list[str]) -> "AuditReport":
+def _audited(
+    config: str | None, options: dict[str, Any], topics: list[str], data_dirs: list[str]
+) -> "AuditReport":
     try:
         from pyspark.errors import PySparkException
 
-        from chronik.spark.audit.job import audit as run_audit
+        from chronik.spark.audit.job import audit as audit_running
+        from chronik.spark.audit.job import audit_stopped
+        from chronik.spark.audit.stopped import StoppedCluster
         from chronik.spark.connection import Connection
         from chronik.spark.errors import DataLossError, OptionsError, SourceError
         from chronik.spark.lake.table import LakeError
@@ -52,13 +70,16 @@ def _audited(config: str | None, options: dict[str, Any], topics: list[str]) -> 
         fail(f"{error}: install what an audit needs with pip install 'chronik[spark]'")
     try:
         settings = load_config(config, options)
-        with quiet_start():
-            spark = open_session(settings.master, settings.spark, name="chronik-audit")
-        try:
+        with ExitStack() as stack:
+            # Whoever named a wrong directory hears it before Spark starts.
+            stopped = stack.enter_context(StoppedCluster(data_dirs)) if data_dirs else None
+            with quiet_start():
+                spark = open_session(settings.master, settings.spark, name="chronik-audit")
+            stack.callback(spark.stop)
+            if stopped is not None:
+                return audit_stopped(settings, stopped, spark, topics=topics)
             connection = Connection.from_options(settings.connection_options)
-            return run_audit(settings, connection, spark, topics=topics)
-        finally:
-            spark.stop()
+            return audit_running(settings, connection, spark, topics=topics)
     except (SourceError, DataLossError, OptionsError, LakeError) as error:
         fail(str(error))
     except PySparkException as error:

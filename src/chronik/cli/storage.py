@@ -7,19 +7,18 @@ that they never work beside a running node. Exit code 1 means that something is 
 import os
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
 from chronik.cli.output import print_json, print_table, size_text
 from chronik.cli.session import Json, command_app, fail
+from chronik.metadata.journal import METADATA_DIRECTORY
 from chronik.replication.replicas import NAME_LENGTH_MAX
 from chronik.storage import check as checking
 from chronik.storage.check import Problem, Report
 from chronik.storage.disk import Disk, FileDisk
 from chronik.storage.errors import StorageError
-
-METADATA_DIRECTORY: Final = "__chronik_metadata"
 
 app = command_app("Check and salvage the data of a stopped node.")
 

@@ -22,6 +22,7 @@ from chronik.metadata.records import Record, UndecodableRecord, decode_records, 
 from chronik.protocol.batch import LENGTH_OVERHEAD, read_header
 from chronik.protocol.records import Record as LogRecord
 from chronik.protocol.records import build_batch, iter_records
+from chronik.protocol.schema import Buffer
 from chronik.raft.types import (
     FIRST_INDEX,
     Entry,
@@ -37,6 +38,7 @@ from chronik.storage.log import Log
 if TYPE_CHECKING:
     import asyncio
 
+METADATA_DIRECTORY = "__chronik_metadata"  # in a data directory
 READ_BYTES = 4 * 1024 * 1024
 
 
@@ -78,9 +80,7 @@ class Journal:
         )
         state = HardState()
         if self._disk.exists(self._vote_path):
-            vote = self._read_vote()
-            state = HardState(term=vote.term, vote=vote.vote, commit_index=vote.commit_index)
-            self.state = state
+            state = self.state = read_vote(self._disk, self._vote_path)
         elif has_log:
             raise UnusableMetadata(
                 f"{self._vote_path} is missing although the metadata log is there: the vote is "
@@ -97,13 +97,6 @@ class Journal:
                 f"says that everything up to {state.commit_index} was committed"
             )
         return state
-
-    def _read_vote(self) -> _Vote:
-        data = self._disk.pread(self._vote_path, self._disk.size(self._vote_path), 0)
-        try:
-            return msgspec.json.decode(data, type=_Vote)
-        except msgspec.MsgspecError as reason:
-            raise UnusableMetadata(f"{self._vote_path} cannot be read: {reason}") from None
 
     def save_vote(self, state: HardState) -> None:
         """Put the hard state on disk, file and directory synced, before anything depends on it."""
@@ -133,7 +126,7 @@ class Journal:
                 batch = memoryview(data)[position : position + header.length + LENGTH_OVERHEAD]
                 position += len(batch)
                 if header.base_offset >= index:
-                    yield _entry(batch, header.base_offset, header.leader_epoch)
+                    yield decode_entry(batch, header.base_offset, header.leader_epoch)
                     index = header.base_offset + 1
 
     def truncate(self, index: int) -> None:
@@ -192,7 +185,7 @@ class Journal:
 
     def install(self, snapshot: Snapshot, data: bytes) -> None:
         """A leader's snapshot takes the place of the whole log. Blocks."""
-        _read_snapshot(data, f"the snapshot at {snapshot.index} from the leader")
+        decode_snapshot(data, f"the snapshot at {snapshot.index} from the leader")
         self._write_snapshot(snapshot, data)
         self.log.reset(snapshot.index + 1)
         self.last_index = snapshot.index
@@ -209,7 +202,7 @@ class Journal:
             return None
         path = f"{self._directory}/{names[-1]}"
         data = bytes(self._disk.pread(path, self._disk.size(path), 0))
-        snapshot, records = _read_snapshot(data, path)
+        snapshot, records = decode_snapshot(data, path)
         if not self._holds(snapshot):
             # A crash came between a leader's snapshot and the end of the log that it replaces.
             self.log.reset(snapshot.index + 1)
@@ -225,18 +218,31 @@ class Journal:
         return next(self.entries(snapshot.index)).term == snapshot.term
 
     def _snapshots(self) -> list[str]:
-        if not self._disk.exists(self._directory):
-            return []
-        names = self._disk.list(self._directory)
-        return sorted(n for n in names if n.startswith("snapshot-") and n.endswith(".json"))
+        return snapshot_names(self._disk, self._directory)
+
+
+def read_vote(disk: Disk, path: str) -> HardState:
+    """What a voter must not forget; UnusableMetadata if the file is not what was written."""
+    try:
+        vote = msgspec.json.decode(disk.pread(path, disk.size(path), 0), type=_Vote)
+    except msgspec.MsgspecError as reason:
+        raise UnusableMetadata(f"{path} cannot be read: {reason}") from None
+    return HardState(term=vote.term, vote=vote.vote, commit_index=vote.commit_index)
+
+
+def snapshot_names(disk: Disk, directory: str) -> list[str]:
+    """The files of snapshots, the newest last."""
+    names = disk.list(directory)
+    return sorted(n for n in names if n.startswith("snapshot-") and n.endswith(".json"))
 
 
 def read_snapshot(data: bytes) -> list[Record]:
     """The records of a snapshot that has been installed."""
-    return _read_snapshot(data, "a snapshot")[1]
+    return decode_snapshot(data, "a snapshot")[1]
 
 
-def _read_snapshot(data: bytes, place: str) -> tuple[Snapshot, list[Record]]:
+def decode_snapshot(data: bytes, place: str) -> tuple[Snapshot, list[Record]]:
+    """A snapshot's file; UnusableMetadata if it is none."""
     try:
         found = msgspec.json.decode(data, type=_Snapshot)
         records = decode_records(msgspec.json.encode(found.records))
@@ -254,7 +260,8 @@ def _failure(future: "asyncio.Future[None]") -> BaseException | None:
     return InterruptedError("cancelled") if future.cancelled() else future.exception()
 
 
-def _entry(batch: memoryview, index: int, term: int) -> Entry:
+def decode_entry(batch: Buffer, index: int, term: int) -> Entry:
+    """The entry that a batch holds; UnusableMetadata if it is of an unknown kind."""
     record = next(iter_records(batch))
     try:
         kind = EntryKind((record.key or b"").decode())

@@ -4,8 +4,11 @@ One small file for all partitions with several replicas. It may be old: a high w
 low is only a reader that waits until the leader knows better.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
+from chronik.metadata.image import Topic, id_text
 from chronik.storage.disk import Disk
 
 FILE_NAME = "high-watermarks"
@@ -27,3 +30,17 @@ def read_high_watermarks(disk: Disk, data_dir: str) -> Saved:
 def write_high_watermarks(disk: Disk, data_dir: str, saved: Saved) -> None:
     """Save. Blocking."""
     disk.write_durably(f"{data_dir}/{FILE_NAME}", msgspec.json.encode(saved))
+
+
+def gathered(
+    now: Iterable[tuple[str, int, int]], saved: Saved, untouched: Iterable[tuple[Topic, int]]
+) -> Saved:
+    """What to save: what is known now, and what was saved of partitions not used since."""
+    found: Saved = {}
+    for topic, partition in untouched if saved else ():
+        known = saved.get(id_text(topic.id), {}).get(partition)
+        if known is not None:
+            found.setdefault(id_text(topic.id), {})[partition] = known
+    for topic_id, partition, high_watermark in now:
+        found.setdefault(topic_id, {})[partition] = high_watermark
+    return found

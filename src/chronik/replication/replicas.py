@@ -9,6 +9,7 @@ records of that change, never by comparing whole images.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import (
     Callable,
@@ -37,6 +38,7 @@ from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
 from chronik.replication.following import Following
 from chronik.replication.high_watermarks import (
     Saved,
+    gathered,
     read_high_watermarks,
     write_high_watermarks,
 )
@@ -535,20 +537,20 @@ class Replicas:
 
     async def save_high_watermarks(self) -> None:
         """Save what is committed in partitions with several replicas."""
-        saved: Saved = {}
-        for partition in self.loaded():
-            if partition.in_sync is None or partition.in_sync.followers:
-                by_index = saved.setdefault(id_text(partition.topic_id), {})
-                by_index[partition.index] = partition.high_watermark
+        known = (each for each in self.loaded() if not each.in_sync or each.in_sync.followers)
+        now = [(id_text(each.topic_id), each.index, each.high_watermark) for each in known]
+        saved = gathered(now, self._high_watermarks, self.unloaded())
         if saved and saved != self._high_watermarks:
             self._high_watermarks = saved
             await self._disk.run(lambda: write_high_watermarks(self._disk, self._data_dir, saved))
 
     async def close(self) -> None:
-        """Leave every log clean, so that the next start trusts it."""
+        """Leave every log clean, so that the next start trusts it, and what was committed."""
         if self._loading:
             await asyncio.wait(self._loading.values())
         await self.removals.close()
+        with contextlib.suppress(OSError):
+            await self.save_high_watermarks()
         dirty = [partition for partition in self.loaded() if not is_clean(partition)]
         for i in range(0, len(dirty), CLOSED_AT_ONCE):
             await asyncio.gather(*map(self._close, dirty[i : i + CLOSED_AT_ONCE]))

@@ -43,6 +43,7 @@ from chronik.spark.lake.warehouse import FORMATS, Warehouse
 from chronik.spark.log_facts import LogFacts, Topic
 from chronik.spark.offset_range import OffsetRange
 from chronik.spark.pipeline.config import TopicConfig, topic_config
+from chronik.spark.pipeline.names import own_columns
 from chronik.spark.pipeline.schema import column_decoder
 from chronik.spark.planning import LogSpan
 from chronik.spark.range_frame import range_frame
@@ -304,7 +305,8 @@ def _tail(
     """The log from the table's end on, by the decoder that the pipeline would use."""
     system = [name for name in columns.names if name in SYSTEM_COLUMNS.names]
     typed = pa.schema([field for field in columns if field.name not in system])
-    decoder = column_decoder(config, typed, pinned.table.format)
+    own = own_columns(pinned.table.partitioning)
+    decoder = column_decoder(config, typed, pinned.table.format, own)
 
     def rows(_: OffsetRange, batch: pa.RecordBatch) -> pa.RecordBatch:
         decoded, errors = decoder.decode(batch.column("value"))

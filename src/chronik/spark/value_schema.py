@@ -2,16 +2,18 @@
 
 Only JSON is inferred, from the first and the last records of some partitions: a topic's oldest
 records and its newest are the likeliest to differ. A field that no sampled record has is not there;
-a schema is the way to be sure.
+a schema is the way to be sure. Nor is one whose name no column can have here: none, one of the
+source's own, or one that differs from another only in case.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from chronik.spark.errors import SourceError
-from chronik.spark.layout import make_decoder
+from chronik.spark.layout import ERROR, make_decoder, output_columns
 from chronik.spark.log_facts import LogFacts
 from chronik.spark.log_reader import LogReader
 from chronik.spark.offset_range import OffsetRange
@@ -57,7 +59,35 @@ def _inferred(options: ReadOptions, column: str) -> pa.Schema:
             f"{options.subscription} has no {column} yet to infer a schema from: give one by"
             f" .schema(...) or the option {option}"
         )
-    return infer_schema("json", samples)
+    own = {*output_columns(options), ERROR} if column == "value" else set()
+    found = distinct_fields(infer_schema("json", samples), own)
+    if not found:
+        raise SourceError(
+            f"no {column} of {options.subscription} has a field that can be a column: give a schema"
+        )
+    return pa.schema(found)
+
+
+def distinct_fields(fields: Iterable[pa.Field], own: Collection[str] = ()) -> list[pa.Field]:
+    """The fields that Spark can tell apart: with a name, not one of ours, the first of its case."""
+    taken = {name.lower() for name in own}
+    found = []
+    for field in fields:
+        kind = _distinct(field.type)
+        if field.name and field.name.lower() not in taken and kind is not None:
+            taken.add(field.name.lower())
+            found.append(pa.field(field.name, kind))
+    return found
+
+
+def _distinct(kind: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_list(kind):
+        element = _distinct(kind.value_type)
+        return None if element is None else pa.list_(kind.value_field.with_type(element))
+    if pa.types.is_struct(kind):
+        fields = distinct_fields(kind)
+        return pa.struct(fields) if fields or not kind.num_fields else None
+    return kind
 
 
 def _samples(options: ReadOptions, column: str) -> pa.BinaryArray:

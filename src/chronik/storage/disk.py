@@ -169,10 +169,11 @@ _Round = tuple[asyncio.AbstractEventLoop, Sequence[str], Sequence[str], Done]
 
 
 class FileDisk:
-    """The machine's file system."""
+    """The machine's file system; with `read_only` no file can be written through it."""
 
-    def __init__(self, open_files_max: int = OPEN_FILES_MAX) -> None:
+    def __init__(self, open_files_max: int = OPEN_FILES_MAX, *, read_only: bool = False) -> None:
         self._open_files_max = open_files_max
+        self._flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR | os.O_APPEND)
         self._files: OrderedDict[str, _OpenFile] = OrderedDict()
         self._mutex = threading.Lock()
         self._generation = 0  # counts drops, so that a file opened across one is not cached
@@ -195,7 +196,7 @@ class FileDisk:
                     self._files.move_to_end(path)
                     return file
                 generation = self._generation
-            flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+            flags = self._flags | (os.O_CREAT if create else 0)
             descriptor = os.open(path, flags, 0o644)  # Outside of the mutex: it may wait.
             with self._mutex:
                 if generation != self._generation or path in self._files:
@@ -426,16 +427,27 @@ class FileDisk:
 
     def lock(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._hold(descriptor, path, fcntl.LOCK_EX)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def lock_shared(self, path: str) -> None:
+        """Keep nodes away while somebody looks, or raise DirectoryLocked; changes nothing.
+
+        A copy of a directory may come without the file: nobody can hold it then.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            self._hold(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path, fcntl.LOCK_SH)
+
+    def _hold(self, descriptor: int, path: str, kind: int) -> None:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
             by = f"process {holder}" if holder else "another process"
             directory = os.path.dirname(path)
             raise DirectoryLocked(f"the data directory {directory} is in use by {by}") from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock_descriptors.append(descriptor)
 
     def boot_id(self) -> str:

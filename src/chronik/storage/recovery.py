@@ -130,9 +130,9 @@ def finish_swaps(disk: Disk, directory: str, interval_bytes: int) -> tuple[Check
     names = disk.list(directory)
     changed = False
     for name in names:
-        match = _SWAP_NAME.fullmatch(name)
-        if match is not None:
-            start, end = int(match[1]), int(match[2])
+        covered = swap_span(name)
+        if covered is not None:
+            start, end = covered
             segment = Segment(directory, start)
             segment.path = f"{directory}/{name}"
             facts = [f for f in checkpoint.segments if not start <= f.base_offset < end]
@@ -148,6 +148,12 @@ def finish_swaps(disk: Disk, directory: str, interval_bytes: int) -> tuple[Check
             old = [Segment(directory, base) for base in bases if start <= base < end]
             finish_swap(disk, old, segment)
     return checkpoint, changed
+
+
+def swap_span(name: str) -> tuple[int, int] | None:
+    """The offsets [start, end) whose segments a file of this name replaces, if it is a `.swap`."""
+    match = _SWAP_NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def swap_path(directory: str, old: Sequence[Segment]) -> str:

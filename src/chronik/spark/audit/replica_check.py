@@ -5,7 +5,7 @@ bytes on every node. A compacted log differs between replicas by design, so that
 same extent are compared there.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,46 +14,20 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chronik.spark.audit.findings import FINDINGS_MAX, Audited, Finding
-from chronik.spark.audit.replicas import BATCHES, Replica, replica_batches
-from chronik.spark.connection import Connection
-from chronik.spark.log_facts import LogFacts, Topic
+from chronik.spark.audit.replicas import BATCHES, ReadReplica, Replica, replica_batches
+from chronik.spark.log_facts import Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def all_replicas(facts: LogFacts, topics: Iterable[Topic]) -> list[Replica]:
-    """Every copy of every partition, with the offsets that all in sync must have."""
-    listed = list(topics)
-    places = [place for topic in listed for place in topic.places]
-    starts = facts.earliest(places)
-    ends = facts.latest(places, read_committed=False)
-    nodes = facts.replicas([topic.name for topic in listed])
-    replicas = []
-    for topic in listed:
-        policy = facts.topic_settings(topic.name).get("cleanup.policy", "delete")
-        for place in topic.places:
-            replicas += [
-                Replica(
-                    topic=topic.name,
-                    topic_id=topic.topic_id,
-                    partition=place.partition,
-                    node_id=node_id,
-                    start_offset=starts[place],
-                    end_offset=ends[place],
-                    is_compacted="compact" in policy,
-                )
-                for node_id in nodes[place]
-            ]
-    return replicas
-
-
 def compare_replicas(
     spark: "SparkSession",
-    connection: Connection,
+    read: ReadReplica,
     topics: Mapping[str, Topic],
     replicas: list[Replica],
 ) -> tuple[dict[str, Audited], list[Finding], int]:
+    """How much there is of each topic, and where its replicas are wrong."""
     waiting = [each for each in replicas if each.start_offset < each.end_offset]
     audited = {
         name: Audited(
@@ -68,7 +42,7 @@ def compare_replicas(
     }
     if not waiting:
         return audited, [], 0
-    frame = _batches(spark, connection, waiting).persist()
+    frame = _batches(spark, read, waiting).persist()
     try:
         for row in _totals(frame).collect():
             audited[row.topic] = replace(
@@ -89,16 +63,16 @@ def compare_replicas(
         frame.unpersist()
 
 
-def _batches(spark: "SparkSession", connection: Connection, replicas: list[Replica]) -> "DataFrame":
+def _batches(spark: "SparkSession", read: ReadReplica, replicas: list[Replica]) -> "DataFrame":
     """A row for each batch of each replica; a task for each replica."""
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                yield from replica_batches(connection, replicas[number])
+                yield from replica_batches(read, replicas[number])
 
     numbers = spark.range(0, len(replicas), 1, len(replicas))
-    return numbers.mapInArrow(read, from_arrow_schema(BATCHES))
+    return numbers.mapInArrow(rows, from_arrow_schema(BATCHES))
 
 
 def _totals(frame: "DataFrame") -> "DataFrame":

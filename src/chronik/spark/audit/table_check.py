@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
 from pyspark.sql import functions as F
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
+from chronik.spark.audit.cluster import AuditedCluster
 from chronik.spark.audit.findings import FINDINGS_MAX, Audited, Finding
-from chronik.spark.connection import Connection
 from chronik.spark.lake.table import (
     REPLAY,
     REPLAY_DONE,
@@ -24,23 +22,15 @@ from chronik.spark.lake.table import (
     total,
 )
 from chronik.spark.lake.warehouse import DEAD_LETTERS
-from chronik.spark.log_facts import LogFacts, Topic
+from chronik.spark.log_facts import Topic
 from chronik.spark.offset_range import OffsetRange
 from chronik.spark.pipeline.config import PipelineConfig, TopicConfig
-from chronik.spark.range_frame import range_frame
 from chronik.spark.union import state_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _LOOKS_MAX: Final = 5
-_PLACES: Final = StructType(
-    [
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("what", StringType()),
-    ]
-)
 
 
 class TableCheck:
@@ -49,13 +39,12 @@ class TableCheck:
     def __init__(
         self,
         spark: "SparkSession",
-        facts: LogFacts,
+        cluster: AuditedCluster,
         config: PipelineConfig,
-        connection: Connection,
         topic: Topic,
         settings: TopicConfig,
     ) -> None:
-        self._spark, self._facts, self._connection = spark, facts, connection
+        self._spark, self._cluster = spark, cluster
         self._topic, self._settings = topic, settings
         self._table = config.place.open(topic.name, settings.table)
         self._dead = config.place.open(topic.name + DEAD_LETTERS, settings.table)
@@ -120,8 +109,7 @@ class TableCheck:
 
     def _starts(self, rows: "DataFrame", letters: "DataFrame") -> dict[int, int]:
         """From where on the table is complete: the log's start, or where retention has cut it."""
-        log_starts = self._facts.earliest(self._topic.places)
-        starts = {place.partition: offset for place, offset in log_starts.items()}
+        starts = dict(self._cluster.starts(self._topic))
         if self._settings.table_retention_ms < 0:
             return starts
         firsts = rows.select("_partition", "_offset").unionByName(
@@ -138,25 +126,7 @@ class TableCheck:
             for partition, end in ends.items()
             if starts[partition] < end
         ]
-
-        def rows(place: OffsetRange, batch: pa.RecordBatch) -> pa.RecordBatch:
-            count = batch.num_rows
-            partitions = pa.repeat(pa.scalar(place.partition, pa.int32()), count)
-            whats = pa.repeat(pa.scalar("record"), count)
-            return pa.record_batch(
-                [partitions, batch.column("offset"), whats], names=["partition", "offset", "what"]
-            )
-
-        return range_frame(
-            self._spark,
-            self._connection,
-            ranges,
-            columns=["offset"],
-            rows=rows,
-            schema=_PLACES,
-            # The log's start may move on while we read: what is gone cannot be missed.
-            fail_on_data_loss=False,
-        )
+        return self._cluster.records(self._spark, ranges).withColumn("what", F.lit("record"))
 
     def _finding(self, row: Any) -> Finding:
         copies = row.row + row.letter

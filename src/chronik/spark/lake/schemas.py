@@ -163,7 +163,7 @@ def _is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
 
 def other_name(name: str, taken: list[str]) -> str:
     """The name of the column that takes a conflicting type: price_v2, then price_v3."""
-    number = 2
-    while f"{name}_v{number}" in taken:
+    number, lower = 2, {each.lower() for each in taken}
+    while f"{name}_v{number}".lower() in lower:
         number += 1
     return f"{name}_v{number}"

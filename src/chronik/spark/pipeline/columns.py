@@ -9,11 +9,12 @@ A decoder has a fixed schema. Two things may happen to it:
   value; a type that none of them takes is named, for a column of its own.
 
 Invariant
-    A row is decoded whole or not at all: a value that has no column makes it a dead letter.
+    A row is decoded whole or not at all: a value that has no column makes it a dead letter, and so
+    does one whose field no column can be named after (`names`).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from chronik.spark.decode.json_values import JsonDecoder
 from chronik.spark.decode.schema_text import parse_schema
 from chronik.spark.errors import OptionsError
 from chronik.spark.lake.schemas import stored_type, with_fields
+from chronik.spark.pipeline.names import FieldNames
 
 # More types of one field than this are no change of mind, but none at all.
 VARIANTS_MAX: Final = 4
@@ -38,12 +40,14 @@ _NO_FIELDS: Final = JsonDecoder(pa.schema([]))
 class NoticingJsonDecoder(JsonDecoder):
     """A JSON decoder that tells which fields it has met that are not in its schema."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, own: Collection[str]) -> None:
         super().__init__(schema)
+        self._own = own
+        self.names = FieldNames(self.schema, own)
         self.unexpected: dict[str, pa.DataType] = {}
 
-    def __reduce__(self) -> tuple[type["NoticingJsonDecoder"], tuple[pa.Schema]]:
-        return NoticingJsonDecoder, (self.schema,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NoticingJsonDecoder, (self.schema, self._own)
 
     def _parsed(self, found: Any) -> pa.Table:
         more = self._parsed_with_more(found.docs)
@@ -68,46 +72,10 @@ class NoticingJsonDecoder(JsonDecoder):
     def notice(self, seen: pa.Schema | None) -> None:
         """Remember the fields among these that have no column."""
         for each in seen or ():
-            if each.name not in self.schema.names:
-                kind = _without_nulls(each.type)
+            if each.name not in self.unexpected:
+                kind = self.names.addition(each.name, each.type)
                 if kind is not None:
-                    self.unexpected.setdefault(each.name, kind)
-                continue
-            known = self.schema.field(each.name).type
-            grown = _grown(known, each.type)
-            if grown != known:
-                self.unexpected.setdefault(each.name, grown)
-
-
-def _without_nulls(kind: pa.DataType) -> pa.DataType | None:
-    """A type without what is only ever null: its type will show when there is a value."""
-    if pa.types.is_null(kind):
-        return None
-    if pa.types.is_struct(kind):
-        found = [(field.name, _without_nulls(field.type)) for field in kind]
-        fields = [(name, each) for name, each in found if each is not None]
-        return pa.struct(fields) if fields else None
-    if pa.types.is_list(kind):
-        element = _without_nulls(kind.value_type)
-        return None if element is None else pa.list_(element)
-    return kind
-
-
-def _grown(known: pa.DataType, seen: pa.DataType) -> pa.DataType:
-    """A known type with the fields that its objects were seen to have beside."""
-    if pa.types.is_list(known) and pa.types.is_list(seen):
-        return pa.list_(_grown(known.value_type, seen.value_type))
-    if not (pa.types.is_struct(known) and pa.types.is_struct(seen)):
-        return known
-    fields = [
-        field
-        if seen.get_field_index(field.name) < 0
-        else field.with_type(_grown(field.type, seen.field(field.name).type))
-        for field in known
-    ]
-    names = {field.name for field in known}
-    more = [(field.name, _without_nulls(field.type)) for field in seen if field.name not in names]
-    return pa.struct([*fields, *(pa.field(name, kind) for name, kind in more if kind is not None)])
+                    self.unexpected[each.name] = kind
 
 
 def _parsed_with_more(docs: pa.BinaryArray, schema: pa.Schema) -> pa.Table | None:
@@ -173,7 +141,7 @@ class ColumnDecoder:
     """Decodes values to the typed columns of a table; picklable.
 
     `fields` are those of a JSON topic whose schema was given, and `names` says which column a field
-    goes to, where that is not its own.
+    goes to, where that is not its own. `own` are columns of the table that no field can have.
     """
 
     def __init__(
@@ -185,8 +153,10 @@ class ColumnDecoder:
         fields: pa.Schema | None = None,
         names: Mapping[str, str] | None = None,
         has_variants: bool = False,
+        own: Collection[str] = frozenset(),
     ) -> None:
         self._decode, self.columns, self._schema_text = decode, columns, schema_text
+        self._own = own
         self._fields, self._names = fields, dict(names or {})
         self._has_variants = has_variants
         self.conflicts: dict[str, pa.DataType] = {}
@@ -199,6 +169,7 @@ class ColumnDecoder:
             self._fields,
             self._names,
             self._has_variants,
+            self._own,
         )
 
     @property
@@ -214,7 +185,7 @@ class ColumnDecoder:
         if self._decode != "json":
             return decoder_for(self._decode, options={"schema": self._schema_text})
         if self._fields is None:
-            return NoticingJsonDecoder(self.columns)
+            return NoticingJsonDecoder(self.columns, self._own)
         return JsonDecoder(self._fields)
 
     def _column_of(self, field: str) -> str:
@@ -225,11 +196,20 @@ class ColumnDecoder:
         if self._decode == "raw":
             batch = pa.record_batch([values], schema=self.columns)
             return Decoded(batch, pa.nulls(len(values), pa.string()))
-        decoded = self._decoder.decode(values)
-        batch = self._fitted(decoded.columns)
-        if decoded.errors.null_count == len(values) or not self._has_variants:
-            return Decoded(batch, decoded.errors)
-        return self._tried_again(values, Decoded(batch, decoded.errors))
+        columns, errors = self._decoder.decode(values)
+        decoded = Decoded(self._fitted(columns), errors)
+        if self._has_variants and errors.null_count < len(values):
+            decoded = self._tried_again(values, decoded)
+        return self._without_refused(values, decoded)
+
+    def _without_refused(self, values: pa.BinaryArray, decoded: Decoded) -> Decoded:
+        """Rows with a field that no column can take are no rows: a part of them would be lost."""
+        decoder = self._decoder
+        if not isinstance(decoder, NoticingJsonDecoder) or not decoder.names.has_refused:
+            return decoded
+        decoder.names.has_refused = False  # The next values may have none of these.
+        faults = pa.array(decoder.names.faults(values), pa.string())
+        return Decoded(decoded.columns, pc.coalesce(decoded.errors, faults))
 
     def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch with the table's columns: renamed, cast, and null where it has none."""
@@ -299,6 +279,7 @@ def _column_decoder(
     fields: pa.Schema | None,
     names: Mapping[str, str],
     has_variants: bool,
+    own: Collection[str],
 ) -> ColumnDecoder:
     return ColumnDecoder(
         decode,
@@ -307,6 +288,7 @@ def _column_decoder(
         fields=fields,
         names=names,
         has_variants=has_variants,
+        own=own,
     )
 
 

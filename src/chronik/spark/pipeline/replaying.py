@@ -1,6 +1,7 @@
 """`chronik pipeline replay`: a topic's dead letters again, by what its settings say now.
 
-Without Spark: dead letters are few, or something is wrong that a replay does not put right.
+Without Spark: dead letters are few, or something is wrong that a replay does not put right. Fields
+that the table has no column for become columns first, by the same code as in a round.
 """
 
 import pyarrow as pa
@@ -39,17 +40,33 @@ def replay_topic(
             f"there is no table {name} in {config.place.url}: run the pipeline first, or name "
             "another --warehouse"
         )
+    try:
+        while True:
+            try:
+                return _replayed(topic, clock)
+            except _TableChanged:
+                continue  # It ends: a table has COLUMNS_MAX columns at most.
+    except OptionsError as error:
+        raise LakeError(f"topic {name}: {error}") from None
+
+
+class _TableChanged(Exception):
+    """The table has columns now that it had not when its letters were looked at."""
+
+
+def _replayed(topic: TopicPipeline, clock: Clock) -> Replayed:
+    """A replay by the columns that the table has now; a letter with others gives them to it."""
     committer = topic.committer
     decoder = topic.decoder(committer.table.load())
 
     def decode(letters: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.BooleanArray]:
         columns, errors = decoder.decode(letters.column("_value"))
+        # As in a round: nothing of this replay has been committed, and it begins anew.
+        if topic.maybe_evolve(decoder.unexpected, decoder.conflicts):
+            raise _TableChanged
         system = [letters.column(each) for each in SYSTEM_COLUMNS.names]
         names = [*SYSTEM_COLUMNS.names, *columns.schema.names]
         rows = pa.record_batch([*system, *columns.columns], names=names)
         return rows, pc.is_null(errors)
 
-    try:
-        return replay(committer.table, committer.dead_letters, decode, now_ms=clock.wall_ms())
-    except OptionsError as error:
-        raise LakeError(f"topic {name}: {error}") from None
+    return replay(committer.table, committer.dead_letters, decode, now_ms=clock.wall_ms())

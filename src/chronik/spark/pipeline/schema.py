@@ -5,7 +5,7 @@ columns, and what Iceberg can widen is widened. A field of another type goes to 
 name, or, by policy, is read as the table has it, so that what does not fit is a dead letter.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -17,9 +17,9 @@ from chronik.spark.lake.table import LakeError, LakeTable, TableState
 from chronik.spark.lake.warehouse import DEAD_LETTERS
 from chronik.spark.pipeline.columns import ColumnDecoder, column_for, given_fields
 from chronik.spark.pipeline.config import TopicConfig
+from chronik.spark.pipeline.names import OWN_COLUMNS, FieldNames, is_name, own_columns
 
 COLUMNS_MAX: Final = 500  # a topic with more fields than this has data for names
-_NOT_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")  # what Delta's readers do not take
 
 
 def check_config(config: TopicConfig) -> None:
@@ -46,7 +46,7 @@ def checked(columns: pa.Schema, name: str, *, has_system: bool = False) -> pa.Sc
                 f"topic {name} has a field {each.name!r} that a table cannot have beside another "
                 "column of that name, whatever its case: name the fields in chronik.schema"
             )
-        if not each.name or _NOT_IN_NAMES.intersection(each.name):
+        if not is_name(each.name):
             raise LakeError(
                 f"topic {name} has a field {each.name!r}, which no column can be called: name the "
                 "other fields in chronik.schema, or set chronik.decode=string"
@@ -63,8 +63,7 @@ def checked(columns: pa.Schema, name: str, *, has_system: bool = False) -> pa.Sc
 
 def typed_columns(table: LakeTable, state: TableState) -> pa.Schema:
     """The columns of a table that come from values."""
-    derived = {field.name for field in table.partitioning if field.transform != "identity"}
-    ours = {*SYSTEM_COLUMNS.names, *(derived if table.format == "delta" else ())}
+    ours = own_columns(table.partitioning if table.format == "delta" else ())
     return pa.schema([field for field in state.schema if field.name not in ours])
 
 
@@ -90,13 +89,24 @@ def adopt_given(config: TopicConfig, table: LakeTable) -> None:
         table.evolve(pa.schema(added), pa.schema(difference.widened))
 
 
-def column_decoder(config: TopicConfig, columns: pa.Schema, table_format: str) -> ColumnDecoder:
+def usable(fields: pa.Schema, own: Collection[str]) -> pa.Schema:
+    """Those of the fields that a table can have as columns, the first of those that clash."""
+    names = FieldNames(pa.schema([]), own)
+    kinds = ((each.name, names.addition(each.name, each.type)) for each in fields)
+    return pa.schema([(name, kind) for name, kind in kinds if kind is not None])
+
+
+def column_decoder(
+    config: TopicConfig,
+    columns: pa.Schema,
+    table_format: str,
+    own: Collection[str] = OWN_COLUMNS,
+) -> ColumnDecoder:
     """What decodes a topic's values to the typed columns of its table."""
     given = given_fields(config.decode, config.schema)
     if given is None:
-        return ColumnDecoder(
-            config.decode, columns, has_variants=config.on_incompatible == "column"
-        )
+        has_variants = config.on_incompatible == "column"
+        return ColumnDecoder(config.decode, columns, has_variants=has_variants, own=own)
     names = _renamed(given, columns, table_format)
     fields = pa.schema([_readable(each, columns, names, table_format) for each in given])
     return ColumnDecoder(

@@ -23,7 +23,14 @@ from chronik.spark.log_reader import LogReader
 from chronik.spark.offset_range import OffsetRange
 from chronik.spark.pipeline.columns import ColumnDecoder, given_fields, infer_or_none
 from chronik.spark.pipeline.config import TopicConfig
-from chronik.spark.pipeline.schema import adopt_given, checked, column_decoder, typed_columns
+from chronik.spark.pipeline.names import FieldNames, own_columns
+from chronik.spark.pipeline.schema import (
+    adopt_given,
+    checked,
+    column_decoder,
+    typed_columns,
+    usable,
+)
 from chronik.spark.pipeline.shares import admitted, shared
 from chronik.spark.pipeline.task import RangeTask, TaskResult
 
@@ -158,7 +165,9 @@ class TopicPipeline:
                         batch.column("value")
                         for batch in reader.read(place, columns=("value",), fail_on_data_loss=False)
                     ]
-        return infer_or_none(pa.concat_arrays(values)) if values else None
+        found = infer_or_none(pa.concat_arrays(values)) if values else None
+        own = own_columns(parse_partitioning(self.config.partition_by))
+        return None if found is None else usable(found, own)
 
     # Rounds
 
@@ -230,7 +239,8 @@ class TopicPipeline:
     def decoder(self, state: TableState) -> ColumnDecoder:
         """What decodes values to the table's columns."""
         table = self.committer.table
-        return column_decoder(self.config, typed_columns(table, state), table.format)
+        own = own_columns(table.partitioning)
+        return column_decoder(self.config, typed_columns(table, state), table.format, own)
 
     def land(self, planned: Round, results: Sequence[TaskResult]) -> Landed:
         """Commit a round, or change the table so that the next one can be. Raises LakeError."""
@@ -255,16 +265,27 @@ class TopicPipeline:
 
     def _evolved(self, results: Sequence[TaskResult]) -> bool:
         """Give the table columns for what has none yet; returns whether there was any."""
-        table = self.committer.table
-        schema = table.load().schema
-        added: dict[str, pa.DataType] = {}
-        for result in results:
-            for name, kind in result.unexpected.items():
-                added.setdefault(name, kind)
+        unexpected: dict[str, pa.DataType] = {}
         conflicts: dict[str, pa.DataType] = {}
         for result in results:
+            for name, kind in result.unexpected.items():
+                unexpected.setdefault(name, kind)
             for name, kind in result.conflicts.items():
                 conflicts.setdefault(name, kind)
+        return self.maybe_evolve(unexpected, conflicts)
+
+    def maybe_evolve(
+        self, unexpected: Mapping[str, pa.DataType], conflicts: Mapping[str, pa.DataType]
+    ) -> bool:
+        """Give the table columns for fields that have none, and for types that none takes."""
+        if not unexpected and not conflicts:
+            return False
+        table = self.committer.table
+        schema = table.load().schema
+        # Of names that exclude each other the first becomes a column: tasks do not know each other.
+        names = FieldNames(schema, own_columns(table.partitioning) - {*schema.names})
+        kinds = ((name, names.addition(name, kind)) for name, kind in unexpected.items())
+        added = {name: kind for name, kind in kinds if kind is not None}
         for name, kind in conflicts.items():
             added[other_name(name, [*schema.names, *added])] = kind
         new = pa.schema(compare(schema, pa.schema(list(added.items())), table.format).added)
