@@ -67,7 +67,9 @@ def _run(settings: "PipelineConfig", once: bool) -> None:
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level="WARNING")
     logging.getLogger("chronik.spark").setLevel(logging.INFO)
     connection = _connection(settings)
-    found = discover(connection, settings)  # Whoever mistyped an address hears it before Spark's.
+    # Whoever mistyped an address hears it before Spark's.
+    found = discover(connection, settings)
+    settings.place.check()
     with quiet_start():
         spark = open_session(settings.master, settings.spark)
     try:

@@ -52,6 +52,7 @@ def _audited(config: str | None, options: dict[str, Any], topics: list[str]) -> 
         fail(f"{error}: install what an audit needs with pip install 'chronik[spark]'")
     try:
         settings = load_config(config, options)
+        settings.place.check()
         with quiet_start():
             spark = open_session(settings.master, settings.spark, name="chronik-audit")
         try:
