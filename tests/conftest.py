@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # for the modules that tests sha
 from wire import Wire
 
 from chronik.testing import Broker
+
+if TYPE_CHECKING:
+    from object_store import TestStore
 
 
 @pytest.fixture
@@ -32,6 +36,16 @@ def connect() -> Iterator[Callable[[Broker], Wire]]:
     yield open_wire
     for wire in wires:
         wire.close()
+
+
+@pytest.fixture(scope="session")
+def object_store() -> Iterator["TestStore"]:
+    """An S3-compatible store; tests share it, each below a prefix of its own."""
+    from object_store import TestStore
+
+    store = TestStore()
+    yield store
+    store.close()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,13 +176,13 @@ class Log:
 class World:
     """One warehouse with one topic's tables."""
 
-    root: Path
+    warehouse: Warehouse
     table_format: str
     log: Log
     now_ms: int
 
     def committer(self) -> Committer:
-        warehouse = Warehouse(url=str(self.root))
+        warehouse = self.warehouse
         schema = table_schema(COLUMNS, self.table_format)
         dead = f"orders{DEAD_LETTERS}"
         return Committer(
@@ -417,7 +417,7 @@ def check(world: World) -> None:
 # The campaign.
 
 
-def campaign(root: Path, table_format: str, seed: int, kills: int) -> Counter[str]:
+def campaign(place: Warehouse, table_format: str, seed: int, kills: int) -> Counter[str]:
     """So many kill points; what happened, counted. A failure names its seed."""
     summary: Counter[str] = Counter()
     number = 0
@@ -427,7 +427,8 @@ def campaign(root: Path, table_format: str, seed: int, kills: int) -> Counter[st
             chance = random.Random(f"{table_format} {world_seed}")
             log = Log(seed=world_seed)
             now_ms = int(time.time() * 1000) + 2 * DAY_MS  # what is unreferenced is old
-            world = World(root / f"{world_seed}", table_format, log, now_ms)
+            warehouse = replace(place, url=f"{place.url}/{world_seed}")
+            world = World(warehouse, table_format, log, now_ms)
             for _ in range(min(KILLS_A_WORLD, kills - number)):
                 try:
                     summary[kill_point(world, chance)] += 1
@@ -437,25 +438,25 @@ def campaign(root: Path, table_format: str, seed: int, kills: int) -> Counter[st
     return summary
 
 
-def run_and_exit(root: str, table_format: str, seed: int) -> None:
+def run_and_exit(place: Warehouse, table_format: str, seed: int) -> None:
     """In a process of its own: work until an event, then end it with no more ado."""
     chance = random.Random(seed)
-    world = World(Path(root), table_format, Log(seed=seed), int(time.time() * 1000) + 2 * DAY_MS)
+    world = World(place, table_format, Log(seed=seed), int(time.time() * 1000) + 2 * DAY_MS)
     world.log.grow(chance)
     with watching(), EVENTS.at(chance.randint(2, 8), lambda name: os._exit(17)):
         for _ in range(3):
             work(world, chance.randrange(3), chance, ["round", "compact", "replay"])
 
 
-def process_kill(root: Path, table_format: str, seed: int) -> int:
+def process_kill(place: Warehouse, table_format: str, seed: int) -> int:
     """Kill a real process; returns its exit code once table and dead letters were the log."""
     process = multiprocessing.get_context("spawn").Process(
-        target=run_and_exit, args=(str(root), table_format, seed)
+        target=run_and_exit, args=(place, table_format, seed)
     )
     process.start()
     process.join()
     chance = random.Random(seed)
-    world = World(root, table_format, Log(seed=seed), int(time.time() * 1000) + 2 * DAY_MS)
+    world = World(place, table_format, Log(seed=seed), int(time.time() * 1000) + 2 * DAY_MS)
     world.log.grow(chance)
     _bring_to_the_end(world, chance)
     check(world)
@@ -476,7 +477,8 @@ def main() -> None:
         for part in range(0, share, 100):
             with tempfile.TemporaryDirectory() as root:
                 seed = options.seed + part
-                summary += campaign(Path(root), table_format, seed, min(100, share - part))
+                place = Warehouse(url=root)
+                summary += campaign(place, table_format, seed, min(100, share - part))
             print(f"{table_format}: {summary.total()} kill points", end="\r", flush=True)
         killed = sum(count for name, count in summary.items() if name != "finished")
         for name, count in sorted(summary.items()):
@@ -484,7 +486,8 @@ def main() -> None:
         exits = 0
         for number in range(options.processes // 2):
             with tempfile.TemporaryDirectory() as root:
-                exits += process_kill(Path(root), table_format, options.seed + number) == 17
+                place = Warehouse(url=root)
+                exits += process_kill(place, table_format, options.seed + number) == 17
         print(
             f"{table_format}: {share} kill points ({killed} struck), {exits} processes ended, "
             f"table and dead letters were the log each time; {time.monotonic() - started:.0f} s",

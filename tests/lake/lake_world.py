@@ -26,14 +26,14 @@ NOW_MS = 1_790_000_000_000
 
 
 def new_table(
-    root: Path,
+    root: Path | Warehouse,
     table_format: str,
     name: str = "orders",
     *,
     columns: pa.Schema = COLUMNS,
     partitioning: tuple[PartitionField, ...] = (),
 ) -> LakeTable:
-    warehouse = Warehouse(url=str(root))
+    warehouse = root if isinstance(root, Warehouse) else Warehouse(url=str(root))
     schema = table_schema(columns, table_format)
     return warehouse.open_or_create(name, table_format, schema, partitioning)
 

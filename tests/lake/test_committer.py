@@ -12,13 +12,14 @@ from chronik.spark.lake.committer import Committer, RoundResult, Standing
 from chronik.spark.lake.parquet import FileWriter
 from chronik.spark.lake.schemas import DEAD_LETTER_COLUMNS
 from chronik.spark.lake.table import Advance, Change, DataFile, LakeError, LakeTable, Refused
+from chronik.spark.lake.warehouse import Warehouse
 
 
 @pytest.fixture(params=FORMATS)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     log = Log(seed=1, partition_count=1)
     log.offsets, log.ends = [list(range(6))], [6]
-    return World(tmp_path, request.param, log, SystemClock().wall_ms())
+    return World(Warehouse(url=str(tmp_path)), request.param, log, SystemClock().wall_ms())
 
 
 def good_and_bad(committer: Committer, good: list[int], bad: list[int]) -> RoundResult:

@@ -26,6 +26,7 @@ from chronik.spark.lake.compaction import compact, may_rearrange
 from chronik.spark.lake.expiry import expire
 from chronik.spark.lake.replay import finish_replay, replay
 from chronik.spark.lake.table import REPLAY, Change, LakeTable, Refused
+from chronik.spark.lake.warehouse import Warehouse
 
 
 @pytest.fixture(params=FORMATS)
@@ -33,7 +34,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     log = Log(seed=1)
     for _ in range(4):
         log.grow(random.Random(2))
-    made = World(tmp_path, request.param, log, SystemClock().wall_ms())
+    made = World(Warehouse(url=str(tmp_path)), request.param, log, SystemClock().wall_ms())
     work_round(made, made.committer(), 0, random.Random(3), to_the_end=True)
     return made
 

@@ -173,6 +173,8 @@ def test_files_of_expired_versions_are_deleted_once_a_day_old(
     assert old <= _on_disk(table)
     expire(table, dead, now_ms=now_ms + 26 * HOUR_MS)
     assert not old & _on_disk(table)
+    gone = set(table.unreferenced(now_ms + 26 * HOUR_MS, 24 * HOUR_MS)) & old
+    assert not gone, "what was deleted is not to be deleted again"
     assert offsets_in(table) == list(range(41))
 
 

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 app = command_app("Keep lake tables of topics (Delta, Iceberg), on Spark.")
 
+# Apache Kafka does not take our settings: there only the file can say it.
+_NONE_YET = "none yet (set a topic's chronik.table, or name it as [topics.NAME] in --config)"
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 
 
@@ -67,14 +69,16 @@ def _run(settings: "PipelineConfig", once: bool) -> None:
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level="WARNING")
     logging.getLogger("chronik.spark").setLevel(logging.INFO)
     connection = _connection(settings)
-    found = discover(connection, settings)  # Whoever mistyped an address hears it before Spark's.
+    # Whoever mistyped an address hears it before Spark's.
+    found = discover(connection, settings)
+    settings.place.check()
     with quiet_start():
         spark = open_session(settings.master, settings.spark)
     try:
         pipeline = Pipeline(settings, connection, spark, report=_Progress().show)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: pipeline.stop())
-        names = ", ".join(each.name for each in found.topics) or "none yet (set chronik.table)"
+        names = ", ".join(each.name for each in found.topics) or _NONE_YET
         typer.echo(f"pipeline runs: {settings.bootstrap} to {settings.place.url}, topics: {names}")
         pipeline.run(once=once)
         typer.echo("pipeline stopped; it goes on from here when it is started again")

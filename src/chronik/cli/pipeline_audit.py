@@ -70,6 +70,7 @@ def _audited(
         fail(f"{error}: install what an audit needs with pip install 'chronik[spark]'")
     try:
         settings = load_config(config, options)
+        settings.place.check()
         with ExitStack() as stack:
             # Whoever named a wrong directory hears it before Spark starts.
             stopped = stack.enter_context(StoppedCluster(data_dirs)) if data_dirs else None

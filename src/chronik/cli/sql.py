@@ -72,6 +72,7 @@ def _query(settings: "PipelineConfig", statement: str, limit: int | None) -> Non
     options = settings.connection_options
     with LogFacts(Connection.from_options(options)) as facts:
         facts.topics(())  # Whoever mistyped an address hears it before Spark has started.
+    settings.place.check()
     with quiet_start():
         spark = open_session(settings.master, settings.spark, name="chronik-sql")
     try:

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,13 +29,11 @@ from pyspark.sql.types import StringType, StructField, StructType
 from chronik.model import TopicPartition
 from chronik.spark.connection import Connection
 from chronik.spark.errors import DataLossError, SourceError
-from chronik.spark.lake.reading import rows_of
+from chronik.spark.lake.reading import FilesOf, rows_of
 from chronik.spark.lake.schemas import SYSTEM_COLUMNS
-from chronik.spark.lake.storage import Storage
 from chronik.spark.lake.table import (
     LakeTable,
     LiveFile,
-    PartitionField,
     PartitionKey,
     TableState,
 )
@@ -140,6 +138,7 @@ def table(
     connection = Connection.from_options(connection_options)
     with LogFacts(connection) as facts:
         facts.topics([name])
+        place.check()
         settings = facts.topic_settings(name)
         given = dict(overrides or {})
         wanted = given.get("table") or settings.get(TABLE_SETTING, "none")
@@ -270,23 +269,15 @@ def _identity_fields(table: LakeTable) -> dict[str, int]:
     }
 
 
-class _Readable(NamedTuple):
-    """What `rows_of` needs of a table, and no more: it goes to the tasks."""
-
-    format: str
-    storage: Storage
-    partitioning: tuple[PartitionField, ...]
-
-
 def _history_by_tasks(spark: "SparkSession", pinned: Pinned, columns: pa.Schema) -> "DataFrame":
-    table = _Readable(pinned.table.format, pinned.table.storage, pinned.table.partitioning)
+    table = FilesOf.table(pinned.table)
     files, schema = list(pinned.files), pinned.schema
     names = columns.names
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                yield from rows_of(table, files[number], schema, names)  # type: ignore[arg-type]
+                yield from rows_of(table, files[number], schema, names)
 
     numbers = spark.range(0, len(files), 1, min(len(files), _TASKS_MAX))
     return numbers.mapInArrow(read, _spark_schema(columns))

@@ -2,10 +2,12 @@
 
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from google.protobuf import descriptor_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -191,6 +193,21 @@ def test_a_new_field_of_an_object_is_noticed() -> None:
         "who": pa.struct([("name", pa.string()), ("age", pa.int64())]),
         "all": pa.list_(pa.struct([("n", pa.int64()), ("m", pa.struct([("deep", pa.bool_())]))])),
     }
+
+
+def test_a_task_needs_no_descriptor_set(tmp_path: Path) -> None:
+    """The file is where the pipeline was started; executors are elsewhere."""
+    file = descriptor_pb2.FileDescriptorProto(name="t.proto", package="t", syntax="proto3")
+    message = file.message_type.add(name="T")
+    message.field.add(name="id", number=1, type=3, label=1)  # int64
+    path = tmp_path / "t.desc"
+    path.write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
+    config = TopicConfig(name="t", table="delta", decode="protobuf", schema=f"{path}#t.T")
+    pickled = pickle.dumps(column_decoder(config, pa.schema([("id", pa.int64())]), "delta"))
+    path.unlink()
+    decoded, errors = pickle.loads(pickled).decode(pa.array([b"\x08\x05", b"\xff"], pa.binary()))
+    assert decoded.column("id").to_pylist() == [5, None]
+    assert errors.null_count == 1
 
 
 def test_an_object_that_lacks_fields_changes_nothing() -> None:

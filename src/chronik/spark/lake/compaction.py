@@ -11,10 +11,10 @@ merges of the same files one is refused (`table.check_change`).
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from chronik.spark.lake.parquet import TARGET_BYTES, FileWriter
-from chronik.spark.lake.reading import rows_of
+from chronik.spark.lake.reading import FilesOf, rows_of
 from chronik.spark.lake.table import (
     EXPIRY,
     REPLAY,
@@ -25,6 +25,9 @@ from chronik.spark.lake.table import (
     LiveFile,
     TableState,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FANOUT: Final = 8
 SMALLEST_CLASS_BYTES: Final = 256 * 1024  # below this, size says nothing about cost
@@ -76,12 +79,18 @@ def merge(
     table: LakeTable, state: TableState, group: tuple[LiveFile, ...], *, now_ms: int
 ) -> tuple[DataFile, ...]:
     """Write the rows of some files to one, in order of offset as far as the files were."""
-    schema = table.file_schema(state)
+    return merge_files(FilesOf.table(table), table.file_schema(state), group, now_ms=now_ms)
+
+
+def merge_files(
+    files: FilesOf, schema: "pa.Schema", group: tuple[LiveFile, ...], *, now_ms: int
+) -> tuple[DataFile, ...]:
+    """The same where there is no table at hand, only what its files look like."""
     with FileWriter(
-        table.storage, schema, table.partitioning, now_ms=now_ms, target_bytes=2 * TARGET_BYTES
+        files.storage, schema, files.partitioning, now_ms=now_ms, target_bytes=2 * TARGET_BYTES
     ) as writer:
         for file in group:
-            for batch in rows_of(table, file, state.schema, schema.names):
+            for batch in rows_of(files, file, schema, schema.names):
                 writer.write_part(file.partition, batch)
         return writer.close()
 

@@ -9,9 +9,13 @@ marks and the fence are such actions too. Three facts about the library shape th
   commit lands on the very version that was checked, whoever else has written.
 - A commit may remove a file that is gone already, which is how two compactions double all rows.
   `check_change` looks first.
+
+In an object store a version is put only if there is none yet (If-None-Match). A put whose answer
+is lost is tried again by the library and then fails against itself: `has_landed` tells.
 """
 
 import json
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -21,6 +25,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from chronik.clock import Clock, SystemClock
 from chronik.spark.lake.delta_stats import delta_stats
+from chronik.spark.lake.failures import complaint, telling, telling_of_table
 from chronik.spark.lake.storage import Storage
 from chronik.spark.lake.table import (
     COMMIT,
@@ -43,7 +48,13 @@ CONFIGURATION: Final = {
     "delta.deletedFileRetentionDuration": "interval 1 days",
     "delta.logRetentionDuration": "interval 1 days",
 }
+# There every version since the checkpoint is a request, each time that the table is loaded.
+STORE_CONFIGURATION: Final = {**CONFIGURATION, "delta.checkpointInterval": "10"}
 _NAME: Final = "chronik.partitioning"
+# What a commit may end with; whether it has landed is found out by looking.
+_COMMIT_ERRORS: Final = (DeltaError, OSError)
+_telling = telling_of_table(DeltaError)
+telling_of_delta = partial(telling, kinds=(DeltaError,))
 
 
 class DeltaState:
@@ -97,14 +108,12 @@ class DeltaLakeTable:
         storage: Storage,
         *,
         partitioning: tuple[PartitionField, ...] = (),
-        storage_options: dict[str, str] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.name = name
         self.storage = storage
         self.location = storage.url
         self.partitioning = partitioning
-        self._options = storage_options
         self._clock = clock or SystemClock()
 
     @classmethod
@@ -136,30 +145,38 @@ class DeltaLakeTable:
             for field in partitioning
             if field.transform != "identity"
         ]
-        DeltaTable.create(
-            storage.path if storage.is_local else storage.url,
-            schema=Schema.from_arrow(pa.schema([*schema, *derived])),
-            mode="ignore",
-            partition_by=[field.name for field in partitioning],
-            configuration={**CONFIGURATION, _NAME: json.dumps(partitioning)},
-            raise_if_key_not_exists=False,
-            storage_options=options.get("storage_options"),
-        )
+        failure: Exception | None = None
+        try:
+            DeltaTable.create(
+                **_place(storage),
+                schema=Schema.from_arrow(pa.schema([*schema, *derived])),
+                mode="ignore",
+                partition_by=[field.name for field in partitioning],
+                configuration={
+                    **(CONFIGURATION if storage.is_local else STORE_CONFIGURATION),
+                    _NAME: json.dumps(partitioning),
+                },
+                raise_if_key_not_exists=False,
+            )
+        except _COMMIT_ERRORS as error:
+            failure = error  # It may be there all the same, by us or by somebody else.
         table = cls.open(name, storage, **options)
-        assert table is not None, "created a moment ago"
+        if table is None:
+            raise LakeError(f"table {name} cannot be created: {complaint(failure or OSError())}")
         return table
 
+    @_telling
     def load(self) -> DeltaState:
         return DeltaState(self._handle(), self.partitioning)
 
     def _handle(self) -> DeltaTable:
-        path = self.storage.path if self.storage.is_local else self.location
-        return DeltaTable(path, storage_options=self._options)
+        return DeltaTable(**_place(self.storage))
 
     def file_schema(self, state: TableState) -> pa.Schema:
         elsewhere = {field.name for field in self.partitioning}
         return pa.schema(field for field in state.schema if field.name not in elsewhere)
 
+    @_telling
     def commit(self, change: Change) -> int:
         failure: Exception | None = None
         for _ in range(COMMIT_ATTEMPTS_MAX):
@@ -169,12 +186,14 @@ class DeltaLakeTable:
             check_change(change, state)
             try:
                 self._commit_on(state, change)
-            except DeltaError as error:
+            except _COMMIT_ERRORS as error:
                 failure = error  # It may have landed all the same: look before trying again.
                 continue
             return state.version + 1
+        assert failure is not None, "each attempt lands or fails"
         raise LakeError(
-            f"table {self.name}: {COMMIT_ATTEMPTS_MAX} commits in a row failed: {failure}"
+            f"table {self.name}: {COMMIT_ATTEMPTS_MAX} commits in a row failed: "
+            f"{complaint(failure)}"
         )
 
     def _commit_on(self, state: DeltaState, change: Change) -> None:
@@ -222,6 +241,7 @@ class DeltaLakeTable:
         names = [field.name for field in self.partitioning]
         return dict(zip(names, values, strict=True))
 
+    @_telling
     def evolve(self, added: pa.Schema, widened: pa.Schema) -> None:
         if len(widened):
             raise LakeError(f"a Delta column cannot be widened: {widened.names}")
@@ -242,20 +262,32 @@ class DeltaLakeTable:
                 continue
         raise LakeError(f"table {self.name}: cannot add the columns {added.names}")
 
+    @_telling
     def expire(self, now_ms: int, pin_ms: int) -> None:
         """Delete log files that no version kept needs; `deltalake` keeps a day of them."""
         self._handle().cleanup_metadata()
 
+    @_telling
     def unreferenced(self, now_ms: int, age_ms: int) -> list[str]:
         # `deltalake` asks the machine for the time: let the age say what our clock says.
         ahead_ms = now_ms - SystemClock().wall_ms()
         hours = max(0, round((age_ms - ahead_ms) / HOUR_MS))
-        handle = self._handle()
-        return list(
-            handle.vacuum(
-                retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True
-            )
+        found = self._handle().vacuum(
+            retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True
         )
+        # It names what is deleted already, and what only looks like a directory in a store.
+        there = {path for path, _, _ in self.storage.list()}
+        return [path for path in found if path in there]
+
+
+def _place(storage: Storage) -> dict[str, Any]:
+    """Where a table is and how to get there, as `deltalake` takes it."""
+    if storage.is_local:
+        return {"table_uri": storage.path}
+    return {
+        "table_uri": storage.url,
+        "storage_options": storage.store.delta_options(storage.url),
+    }
 
 
 def _live_file(row: dict[str, Any], partition_names: list[str]) -> LiveFile:

@@ -14,6 +14,7 @@ about the library that shape this file:
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
     NoSuchTableError,
+    RESTError,
     TableAlreadyExistsError,
     ValidationException,
 )
@@ -50,7 +52,9 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 from sqlalchemy.exc import OperationalError
 
+from chronik.spark.lake.failures import complaint, telling, telling_of_table
 from chronik.spark.lake.iceberg_parts import part_from_record, part_to_values
+from chronik.spark.lake.object_store import BY_ITSELF, ObjectStore
 from chronik.spark.lake.schemas import stored_type
 from chronik.spark.lake.snapshots import kept
 from chronik.spark.lake.storage import Storage
@@ -91,7 +95,10 @@ _COMMIT_ERRORS: Final = (
     CommitStateUnknownException,
     ValidationException,
     OperationalError,
+    OSError,
 )
+_telling = telling_of_table(OperationalError, RESTError)
+telling_of_iceberg = partial(telling, kinds=(OperationalError, RESTError))
 
 
 class IcebergState:
@@ -165,20 +172,22 @@ class IcebergLakeTable:
 
     format = "iceberg"
 
-    def __init__(self, name: str, catalog: Catalog, namespace: str) -> None:
+    def __init__(
+        self, name: str, catalog: Catalog, namespace: str, store: ObjectStore = BY_ITSELF
+    ) -> None:
         self.name = name
         self._catalog = catalog
         self._identifier = (namespace, name)
         table = catalog.load_table(self._identifier)
         self.location = table.location()
-        self.storage = Storage(self.location)
+        self.storage = Storage(self.location, store)
         self.partitioning = _partitioning(table.metadata)
 
     @classmethod
-    def open(cls, name: str, catalog: Catalog, namespace: str) -> "IcebergLakeTable | None":
+    def open(cls, name: str, catalog: Catalog, *where: Any) -> "IcebergLakeTable | None":
         """The table as it was created, or None if there is none."""
         try:
-            return cls(name, catalog, namespace)
+            return cls(name, catalog, *where)
         except NoSuchTableError:
             return None
 
@@ -191,6 +200,7 @@ class IcebergLakeTable:
         schema: pa.Schema,
         *,
         partitioning: tuple[PartitionField, ...] = (),
+        store: ObjectStore = BY_ITSELF,
     ) -> "IcebergLakeTable":
         """Create the table; if somebody else has just done so, theirs is it."""
         catalog.create_namespace_if_not_exists(namespace)
@@ -208,14 +218,16 @@ class IcebergLakeTable:
                 creation.set_properties({NAME_MAPPING: mapping})
         except (TableAlreadyExistsError, CommitFailedException, OperationalError):
             pass  # It is there, or the next line says what is wrong.
-        return cls(name, catalog, namespace)
+        return cls(name, catalog, namespace, store)
 
+    @_telling
     def load(self) -> IcebergState:
         return IcebergState(self._catalog.load_table(self._identifier), self.partitioning)
 
     def file_schema(self, state: TableState) -> pa.Schema:
         return state.schema
 
+    @_telling
     def commit(self, change: Change) -> int:
         failure: Exception | None = None
         for _ in range(COMMIT_ATTEMPTS_MAX):
@@ -227,8 +239,10 @@ class IcebergLakeTable:
                 return self._commit_on(state, change)
             except _COMMIT_ERRORS as error:
                 failure = error
+        assert failure is not None, "each attempt lands or fails"
         raise LakeError(
-            f"table {self.name}: {COMMIT_ATTEMPTS_MAX} commits in a row failed: {failure}"
+            f"table {self.name}: {COMMIT_ATTEMPTS_MAX} commits in a row failed: "
+            f"{complaint(failure)}"
         )
 
     def _commit_on(self, state: IcebergState, change: Change) -> int:
@@ -269,6 +283,7 @@ class IcebergLakeTable:
             **statistics.to_serialized_dict(),
         )
 
+    @_telling
     def evolve(self, added: pa.Schema, widened: pa.Schema) -> None:
         wanted = pa.schema([*added, *widened])
         failure: Exception | None = None
@@ -282,6 +297,7 @@ class IcebergLakeTable:
                 failure = error
         raise LakeError(f"table {self.name}: cannot change columns {wanted.names}: {failure}")
 
+    @_telling
     def expire(self, now_ms: int, pin_ms: int) -> None:
         for _ in range(COMMIT_ATTEMPTS_MAX):
             table = self._catalog.load_table(self._identifier)
@@ -297,6 +313,7 @@ class IcebergLakeTable:
             except _COMMIT_ERRORS:
                 continue  # Somebody commits all the time: the next call will do.
 
+    @_telling
     def unreferenced(self, now_ms: int, age_ms: int) -> list[str]:
         # List first: what is committed after that is in the references, not the other way round.
         listed = [path for path, _, changed in self.storage.list() if changed <= now_ms - age_ms]

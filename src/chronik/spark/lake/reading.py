@@ -1,15 +1,32 @@
 """Reads a table's rows without an engine: for recovery, replays and audits."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import pyarrow as pa
 
 from chronik.spark.lake.parquet import read_rows
-from chronik.spark.lake.table import LakeTable, LiveFile
+from chronik.spark.lake.storage import Storage
+from chronik.spark.lake.table import LakeTable, LiveFile, PartitionField
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesOf:
+    """What it takes to read a table's files, and no more. Picklable: tasks have no catalog."""
+
+    format: str
+    storage: Storage
+    partitioning: tuple[PartitionField, ...]
+
+    @classmethod
+    def table(cls, table: LakeTable) -> Self:
+        """Of a table that somebody has opened."""
+        return cls(format=table.format, storage=table.storage, partitioning=table.partitioning)
 
 
 def rows_of(
-    table: LakeTable, file: LiveFile, schema: pa.Schema, columns: Sequence[str]
+    table: LakeTable | FilesOf, file: LiveFile, schema: pa.Schema, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Some columns of a file, wherever the format keeps them; null where the file is older."""
     parts = {

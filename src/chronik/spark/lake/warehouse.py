@@ -4,17 +4,17 @@ A topic's table has the topic's name, its dead letters the name with `_dead_lett
 probe tells whether two machines mean the same place by the same URL.
 """
 
-import os
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from chronik.spark.lake.catalogs import open_catalog
+from chronik.spark.lake.object_store import ObjectStore
 from chronik.spark.lake.storage import Storage
-from chronik.spark.lake.table import LakeError, LakeTable, PartitionField
+from chronik.spark.lake.table import LakeTable, PartitionField
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyiceberg.catalog import Catalog
 
 FORMATS: Final = ("delta", "iceberg")
 NAMESPACE: Final = "lake"
@@ -28,24 +28,39 @@ class Warehouse:
 
     url: str
     namespace: str = NAMESPACE
-    # Properties of an Iceberg catalog as pyiceberg knows them; empty for SQLite in the warehouse.
-    catalog: dict[str, str] = field(default_factory=dict)
-    storage_options: dict[str, str] = field(default_factory=dict)
+    # Properties of an Iceberg catalog as pyiceberg knows them; empty for SQLite.
+    catalog: dict[str, str] = field(default_factory=dict, repr=False)
+    # How to reach an object store; see `object_store`.
+    storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+    _store: ObjectStore = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Here and now: a task that opens this place has another environment.
+        object.__setattr__(self, "_store", ObjectStore.of(self.url, self.storage_options))
 
     @property
     def storage(self) -> Storage:
-        return Storage(self.url)
+        return Storage(self.url, self._store)
+
+    def check(self) -> None:
+        """Raise LakeError, in one sentence, if this is no place that can be reached."""
+        self.storage.check()
 
     def open(self, name: str, table_format: str) -> LakeTable | None:
         """A table, or None if there is none of this name."""
         if table_format == "delta":
-            from chronik.spark.lake.delta import DeltaLakeTable
+            from chronik.spark.lake.delta import DeltaLakeTable, telling_of_delta
 
-            options: dict[str, Any] = {"storage_options": self.storage_options or None}
-            return DeltaLakeTable.open(name, self._delta_storage(name), **options)
-        from chronik.spark.lake.iceberg import IcebergLakeTable
+            storage = self._delta_storage(name)
+            with telling_of_delta(storage.url):
+                return DeltaLakeTable.open(name, storage)
+        from chronik.spark.lake.iceberg import IcebergLakeTable, telling_of_iceberg
 
-        return IcebergLakeTable.open(name, self._catalog(), self.namespace)
+        with telling_of_iceberg(self.url):
+            catalog = open_catalog(self.storage, self.catalog, is_new=False)
+            if catalog is None:
+                return None
+            return IcebergLakeTable.open(name, catalog, self.namespace, self._store)
 
     def open_or_create(
         self,
@@ -54,42 +69,36 @@ class Warehouse:
         schema: "pa.Schema",
         partitioning: tuple[PartitionField, ...] = (),
     ) -> LakeTable:
-        """A table as it is, or a new one with this schema."""
+        """A table as it is, or a new one with this schema; for whoever is going to write to it."""
+        if table_format == "delta":
+            from chronik.spark.lake.conditional_put import check_conditional_put
+
+            check_conditional_put(self.storage.at(PROBES))
         found = self.open(name, table_format)
         if found is not None:
             return found
         if table_format == "delta":
-            from chronik.spark.lake.delta import DeltaLakeTable
+            from chronik.spark.lake.delta import DeltaLakeTable, telling_of_delta
 
-            return DeltaLakeTable.create(
+            storage = self._delta_storage(name)
+            with telling_of_delta(storage.url):
+                return DeltaLakeTable.create(name, storage, schema, partitioning=partitioning)
+        from chronik.spark.lake.iceberg import IcebergLakeTable, telling_of_iceberg
+
+        with telling_of_iceberg(self.url):
+            catalog = open_catalog(self.storage, self.catalog, is_new=True)
+            assert catalog is not None, "a new one is made"
+            return IcebergLakeTable.create(
                 name,
-                self._delta_storage(name),
+                catalog,
+                self.namespace,
                 schema,
                 partitioning=partitioning,
-                storage_options=self.storage_options or None,
+                store=self._store,
             )
-        from chronik.spark.lake.iceberg import IcebergLakeTable
-
-        return IcebergLakeTable.create(
-            name, self._catalog(), self.namespace, schema, partitioning=partitioning
-        )
 
     def _delta_storage(self, name: str) -> Storage:
         return self.storage.at(self.namespace, name)
-
-    def _catalog(self) -> "Catalog":
-        from pyiceberg.catalog import load_catalog
-
-        if self.catalog:
-            return load_catalog("chronik", **{"warehouse": self.url, **self.catalog})
-        if not self.storage.is_local:
-            raise LakeError(
-                f"Iceberg tables in {self.url} need a catalog that every reader can reach: name "
-                "it under [catalog] in the pipeline's configuration (type, uri, ...)"
-            )
-        root = self.storage.path
-        os.makedirs(root, exist_ok=True)
-        return _local_catalog(root)
 
     # A probe: written by a task, read by the driver.
 
@@ -107,12 +116,3 @@ class Warehouse:
             return None
         self.storage.delete(path)
         return text
-
-
-def _local_catalog(root: str) -> "Catalog":
-    from pyiceberg.catalog import load_catalog
-
-    # Two pipelines may meet in the file: wait for each other rather than fail at once.
-    return load_catalog(
-        "chronik", type="sql", uri=f"sqlite:///{root}/catalog.db?timeout=30", warehouse=root
-    )

@@ -105,6 +105,11 @@ def infer_or_none(samples: pa.BinaryArray) -> pa.Schema | None:
         return None
 
 
+def given_decoder(decode: str, schema_text: str) -> Decoder:
+    """What decodes values by a schema that was given; raises OptionsError."""
+    return decoder_for(decode, options={"schema": schema_text})
+
+
 def given_fields(decode: str, schema_text: str) -> pa.Schema | None:
     """The fields that a topic's settings alone determine, None if they are to be inferred."""
     match decode:
@@ -115,7 +120,7 @@ def given_fields(decode: str, schema_text: str) -> pa.Schema | None:
         case "json":
             return parse_schema(schema_text) if schema_text else None
         case _:
-            return decoder_for(decode, options={"schema": schema_text}).schema
+            return given_decoder(decode, schema_text).schema
 
 
 def variants_of(columns: pa.Schema, field: str) -> list[str]:
@@ -142,6 +147,8 @@ class ColumnDecoder:
 
     `fields` are those of a JSON topic whose schema was given, and `names` says which column a field
     goes to, where that is not its own. `own` are columns of the table that no field can have.
+    `decoder` is that of any other kind of topic: it was made where the schema is, since a task may
+    not have the file that it was read from.
     """
 
     def __init__(
@@ -149,13 +156,13 @@ class ColumnDecoder:
         decode: str,
         columns: pa.Schema,
         *,
-        schema_text: str = "",
+        decoder: Decoder | None = None,
         fields: pa.Schema | None = None,
         names: Mapping[str, str] | None = None,
         has_variants: bool = False,
         own: Collection[str] = frozenset(),
     ) -> None:
-        self._decode, self.columns, self._schema_text = decode, columns, schema_text
+        self._decode, self.columns, self._given = decode, columns, decoder
         self._own = own
         self._fields, self._names = fields, dict(names or {})
         self._has_variants = has_variants
@@ -165,7 +172,7 @@ class ColumnDecoder:
         return _column_decoder, (
             self._decode,
             self.columns,
-            self._schema_text,
+            self._given,
             self._fields,
             self._names,
             self._has_variants,
@@ -183,7 +190,8 @@ class ColumnDecoder:
     @cached_property
     def _decoder(self) -> Decoder:
         if self._decode != "json":
-            return decoder_for(self._decode, options={"schema": self._schema_text})
+            assert self._given is not None, f"who decodes {self._decode}?"
+            return self._given
         if self._fields is None:
             return NoticingJsonDecoder(self.columns, self._own)
         return JsonDecoder(self._fields)
@@ -275,7 +283,7 @@ class ColumnDecoder:
 def _column_decoder(
     decode: str,
     columns: pa.Schema,
-    schema_text: str,
+    decoder: Decoder | None,
     fields: pa.Schema | None,
     names: Mapping[str, str],
     has_variants: bool,
@@ -284,7 +292,7 @@ def _column_decoder(
     return ColumnDecoder(
         decode,
         columns,
-        schema_text=schema_text,
+        decoder=decoder,
         fields=fields,
         names=names,
         has_variants=has_variants,

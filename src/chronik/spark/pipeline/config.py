@@ -17,6 +17,12 @@
     type = "rest"
     uri = "http://localhost:8181"
 
+    [storage]                  # how to reach s3://; AWS_* variables where nothing is said
+    endpoint_url = "http://localhost:9000"
+    region = "eu-central-1"
+    access_key_id = "..."
+    secret_access_key = "..."
+
     [spark]                    # settings of Spark itself
     "spark.executor.memory" = "2g"
 

@@ -24,6 +24,7 @@ def replay_topic(
 ) -> Replayed:
     """Move the dead letters that decode by now to the table. Raises LakeError."""
     clock = clock or SystemClock()
+    config.place.check()
     found = discover(connection, config)
     if name in found.errors:
         raise LakeError(found.errors[name])

@@ -135,12 +135,14 @@ class Pipeline:
         """Refuse a warehouse that tasks and driver do not share."""
         warehouse = self._warehouse
         numbers = self._context.parallelize(range(self._cores), self._cores)
-        for path, whose in numbers.map(lambda number: write_probe(warehouse, number)).collect():
-            if warehouse.take_probe(path) != whose:
+        for probe in numbers.map(lambda number: write_probe(warehouse, number)).collect():
+            if probe.error is not None:
+                raise LakeError(f"the executor {probe.whose} cannot write: {probe.error}")
+            if warehouse.take_probe(probe.path) != probe.whose:
                 raise LakeError(
-                    f"the executor {whose} has written to {warehouse.url} and the driver does not "
-                    "find it there: the warehouse must be one that all machines share, such as "
-                    "s3://bucket/path or a mounted network path"
+                    f"the executor {probe.whose} has written to {warehouse.url} and the driver "
+                    "does not find it there: the warehouse must be one that all machines share, "
+                    "such as s3://bucket/path or a mounted network path"
                 )
 
     @staticmethod
@@ -172,7 +174,10 @@ class Pipeline:
             errors=errors,
             lag=lag,
         )
-        write_heartbeat(self._warehouse, self._clock.wall_ms(), self._number, landed, errors)
+        try:
+            write_heartbeat(self._warehouse, self._clock.wall_ms(), self._number, landed, errors)
+        except LakeError as error:
+            logger.warning("no word for the status: %s", error)
         return report
 
     def _note_troubles(self, landed: Mapping[str, Landed], errors: Mapping[str, str]) -> None:
@@ -269,7 +274,7 @@ class Pipeline:
         known = self._upkeep.get(name)
         if known is None or known.committer is not committer:
             finish_replay(committer.table, committer.dead_letters)
-            self._upkeep[name] = Upkeep(committer, pipeline.config, self._warehouse, self._clock)
+            self._upkeep[name] = Upkeep(committer, pipeline.config, self._clock)
 
     def _run(self, rounds: Mapping[str, Round]) -> dict[str, list[TaskResult]]:
         tasks = [task for planned in rounds.values() for task in planned.tasks]

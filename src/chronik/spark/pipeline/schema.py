@@ -15,7 +15,7 @@ from chronik.spark.lake.partitioning import parse_partitioning
 from chronik.spark.lake.schemas import SYSTEM_COLUMNS, compare, leaf_count, other_name, stored_type
 from chronik.spark.lake.table import LakeError, LakeTable, TableState
 from chronik.spark.lake.warehouse import DEAD_LETTERS
-from chronik.spark.pipeline.columns import ColumnDecoder, column_for, given_fields
+from chronik.spark.pipeline.columns import ColumnDecoder, column_for, given_decoder, given_fields
 from chronik.spark.pipeline.config import TopicConfig
 from chronik.spark.pipeline.names import OWN_COLUMNS, FieldNames, is_name, own_columns
 
@@ -109,9 +109,9 @@ def column_decoder(
         return ColumnDecoder(config.decode, columns, has_variants=has_variants, own=own)
     names = _renamed(given, columns, table_format)
     fields = pa.schema([_readable(each, columns, names, table_format) for each in given])
-    return ColumnDecoder(
-        config.decode, columns, schema_text=config.schema, fields=fields, names=names
-    )
+    is_ours = config.decode in ("raw", "json")
+    decoder = None if is_ours else given_decoder(config.decode, config.schema)
+    return ColumnDecoder(config.decode, columns, decoder=decoder, fields=fields, names=names)
 
 
 def _renamed(given: pa.Schema, columns: pa.Schema, table_format: str) -> Mapping[str, str]:

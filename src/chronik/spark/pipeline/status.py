@@ -47,6 +47,7 @@ def read_status(
     config: PipelineConfig, connection: Connection, clock: Clock | None = None
 ) -> list[TopicStatus]:
     """The status of every topic that has or should have a table."""
+    config.place.check()
     found = discover(connection, config)
     heartbeat = read_heartbeat(config.place) or {}
     errors = {**heartbeat.get("errors", {}), **found.errors}

@@ -17,11 +17,13 @@ import pyarrow.compute as pc
 from chronik.clock import SystemClock
 from chronik.spark.connection import Connection
 from chronik.spark.errors import DataLossError
-from chronik.spark.lake.compaction import merge
+from chronik.spark.lake.compaction import merge_files as merge
+from chronik.spark.lake.failures import complaint
 from chronik.spark.lake.parquet import FileWriter
+from chronik.spark.lake.reading import FilesOf
 from chronik.spark.lake.schemas import DEAD_LETTER_COLUMNS
 from chronik.spark.lake.storage import Storage
-from chronik.spark.lake.table import DataFile, LiveFile, PartitionField
+from chronik.spark.lake.table import DataFile, LakeError, LiveFile, PartitionField
 from chronik.spark.lake.warehouse import Warehouse
 from chronik.spark.log_reader import LogReader
 from chronik.spark.offset_range import OffsetRange
@@ -51,9 +53,9 @@ class RangeTask:
 class MergeTask:
     """Files of one table that become one."""
 
-    warehouse: Warehouse
     name: str
-    table_format: str
+    files: FilesOf
+    file_schema: pa.Schema
     group: tuple[LiveFile, ...]
 
 
@@ -80,7 +82,13 @@ def run_task(task: "RangeTask | MergeTask", tries: int) -> TaskResult:
     except Exception as error:
         if _attempt() + 1 < tries:
             raise
-        return TaskResult(topic=_topic(task), error=f"{type(error).__name__}: {error}")
+        return TaskResult(topic=_topic(task), error=_told(error))
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, LakeError):
+        return str(error)
+    return f"{type(error).__name__}: {complaint(error)}"
 
 
 def _topic(task: "RangeTask | MergeTask") -> str:
@@ -171,16 +179,26 @@ def system_columns(place: OffsetRange, batch: pa.RecordBatch) -> dict[str, pa.Ar
 
 def merge_files(task: MergeTask) -> TaskResult:
     """Write the rows of some files to one."""
-    table = task.warehouse.open(task.name, task.table_format)
-    assert table is not None, "it has files"
-    merged = merge(table, table.load(), task.group, now_ms=SystemClock().wall_ms())
+    merged = merge(task.files, task.file_schema, task.group, now_ms=SystemClock().wall_ms())
     return TaskResult(topic=task.name, good=merged)
 
 
-def write_probe(warehouse: Warehouse, number: int) -> tuple[str, str]:
-    """Leave a word in the warehouse: (where, whose)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A word that a task has left in the warehouse, or why it could not."""
+
+    whose: str
+    path: str = ""
+    error: str | None = None
+
+
+def write_probe(warehouse: Warehouse, number: int) -> Probe:
+    """Leave a word in the warehouse."""
     import os
     import socket
 
     whose = f"{socket.gethostname()}:{os.getpid()}:{number}"
-    return warehouse.write_probe(whose), whose
+    try:
+        return Probe(whose=whose, path=warehouse.write_probe(whose))
+    except (LakeError, FileNotFoundError) as error:
+        return Probe(whose=whose, error=str(error))

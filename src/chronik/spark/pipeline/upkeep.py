@@ -8,8 +8,8 @@ from chronik.clock import Clock
 from chronik.spark.lake.committer import Committer
 from chronik.spark.lake.compaction import drop_old, may_rearrange, merge_change, plan_merges
 from chronik.spark.lake.expiry import PIN_MS, expire
+from chronik.spark.lake.reading import FilesOf
 from chronik.spark.lake.table import LakeError, LakeTable, LiveFile, TableState
-from chronik.spark.lake.warehouse import Warehouse
 from chronik.spark.pipeline.config import TopicConfig
 from chronik.spark.pipeline.task import MergeTask, TaskResult
 
@@ -42,11 +42,9 @@ class Merging:
 class Upkeep:
     """What a topic's tables need beside new rows."""
 
-    def __init__(
-        self, committer: Committer, config: TopicConfig, warehouse: Warehouse, clock: Clock
-    ) -> None:
+    def __init__(self, committer: Committer, config: TopicConfig, clock: Clock) -> None:
         self.committer = committer
-        self._config, self._warehouse, self._clock = config, warehouse, clock
+        self._config, self._clock = config, clock
         # What an earlier pipeline has left to merge is looked at soon.
         self._commits, self._commits_thinned = COMMITS_A_MERGE - 1, 0
         self._expired_at: float | None = None
@@ -77,9 +75,9 @@ class Upkeep:
                 state=state,
                 group=group,
                 task=MergeTask(
-                    warehouse=self._warehouse,
                     name=table.name,
-                    table_format=table.format,
+                    files=FilesOf.table(table),
+                    file_schema=table.file_schema(state),
                     group=group,
                 ),
             )
