@@ -37,7 +37,7 @@ class Driver:
     def take(self, effects: Effects) -> None:
         self.log += effects.records
         self.markers += effects.actions
-        for token, response in effects.replies:
+        for token, response in effects.told + effects.replies:
             assert token not in self.answers, "answered twice"
             self.answers[token] = response
 

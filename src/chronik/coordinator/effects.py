@@ -4,6 +4,7 @@ A machine takes an event and the time and returns one of these; it does nothing 
 The runtime appends all records of one `Effects` as one batch, so that they are replayed together
 or not at all, and sends the replies once that batch, and everything before it, is committed. An
 answer without records waits in the same way: nobody is told what a crash could still take back.
+Only what is `told` waits for nothing: it says what was committed before.
 
 Times are milliseconds of one clock that looks like wall time and never goes back.
 """
@@ -44,6 +45,7 @@ class Effects:
 
     records: list[Record] = field(default_factory=list)
     replies: list[tuple[Token, Any]] = field(default_factory=list)
+    told: list[tuple[Token, Any]] = field(default_factory=list)  # replies that need not wait
     actions: list[Any] = field(default_factory=list)  # started once the records are committed
     producer: ProducerStamp | None = None
 
@@ -62,4 +64,5 @@ class Effects:
         assert other.producer is None
         self.records += other.records
         self.replies += other.replies
+        self.told += other.told
         self.actions += other.actions

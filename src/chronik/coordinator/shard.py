@@ -168,11 +168,7 @@ class Shard(Generic[M]):
             self._flush()  # What was decided before comes before.
             if self.state is ShardState.LOST:
                 return  # By that write. Whoever waits has been told.
-        try:
-            records = [*map(self._runtime.format.encode, effects.records)]
-        except Exception as error:
-            self.lose(repr(error))  # The machine has decided what cannot be logged.
-            raise
+        records = self._encoded(effects.records)
         current = self._round
         if current is None:
             current = self._round = _Round(self)
@@ -190,6 +186,21 @@ class Shard(Generic[M]):
         elif not self._runtime.is_flush_due(self):
             self._runtime.flush_soon(self)
         self._arm()
+        self._tell(effects.told)
+
+    def _tell(self, told: list[tuple[Token, Any]]) -> None:
+        """Answer, last of all: whoever is told may ask for the next thing at once."""
+        for token, response in told:
+            if token in self._waiting:  # else the shard was lost, and said so
+                del self._waiting[token]
+                token.reply.resolve(response)
+
+    def _encoded(self, records: list[Record]) -> list[tuple[bytes, bytes | None]]:
+        try:
+            return [*map(self._runtime.format.encode, records)]
+        except Exception as error:
+            self.lose(repr(error))  # The machine has decided what cannot be logged.
+            raise
 
     def _flush(self, producer: ProducerStamp | None = None) -> None:
         """Append the current round; its replies wait for the high watermark."""

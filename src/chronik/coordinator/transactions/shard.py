@@ -261,11 +261,11 @@ class TransactionShard:
             now_ms=now_ms,
         )
         effects = self._prepare(changed, now_ms)
-        # It is decided; but whoever is told so expects to read what was committed.
+        # It is decided; but whoever is told so expects to read what was committed. With the markers
+        # there it is told at once: should Complete be lost, the markers are only written again.
         outcome = Outcome(ErrorCode.NONE, changed.visible_stamp)
-        self._defer(
-            transactional_id, _Deferred(token, outcome, lambda _: _answer(token, outcome)), now_ms
-        )
+        told = Effects(told=[(token, outcome)])
+        self._defer(transactional_id, _Deferred(token, outcome, lambda _: told), now_ms)
         return effects
 
     def markers_written(self, transactional_id: str, stamp: ProducerStamp, now_ms: int) -> Effects:

@@ -87,6 +87,20 @@ def test_a_second_transaction_waits_for_the_markers_of_the_first(driver: Driver)
     assert driver.known.partitions == frozenset([B0])
 
 
+def test_the_end_is_told_before_it_is_logged_that_it_is_over(driver: Driver) -> None:
+    stamp = begun(driver)
+    driver.end(stamp)
+    assert driver.add(stamp, A1) is None
+    effects = driver.shard.markers_written("t", stamp, driver.now_ms)
+    assert [answer for _, answer in effects.told] == [ok(*stamp)]
+    # The next transaction is another matter: it must not begin unless this one is over.
+    assert [answer for _, answer in effects.replies] == [ok(*stamp)]
+    assert [record.value.transaction_status for record in effects.records] == [
+        S.COMPLETE_COMMIT,
+        S.ONGOING,
+    ]
+
+
 def test_who_waits_too_long_for_markers_is_told(driver: Driver) -> None:
     stamp = begun(driver)
     driver.end(stamp)
