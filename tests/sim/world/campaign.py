@@ -57,6 +57,7 @@ class Profile:
     counts: tuple[int, ...] = (3, 3, 3, 5)
     restart_s: tuple[float, ...] = (0.001, 0.05, 0.5, 4.0)
     actions: int = 320  # of clients: about two in three come to be proposals
+    proposals: int = PROPOSALS  # at the least
     reads: int = READS
     length_s: float = CAMPAIGN_S
     delays_s: tuple[float, ...] = (0.002, 0.02, 0.1)  # of the network, at most
@@ -321,10 +322,19 @@ class Campaign:
         self._start_all()
         has_leader = cluster.scheduler.run_until(self._has_leader, LEADER_S)
         require(has_leader, "no leader after all faults were healed")
+        self._make_up()
         is_agreed = cluster.scheduler.run_until(self._is_agreed, AGREEMENT_S)
         require(is_agreed, f"no agreement after all faults were healed: {self._differences()}")
         for node_id, process in cluster.processes.items():
             self.clients.check_image(node_id, process.metadata.image)
+
+    def _make_up(self) -> None:
+        """Clients that had no quorum to ask for long ask now; but not for ever."""
+        for _ in range(self.profile.actions):
+            if self.cluster.watch.proposal_count >= self.profile.proposals:
+                return
+            self.act()
+            self.cluster.scheduler.run(0.1)
 
     def _start_all(self) -> None:
         for node_id, machine in self.cluster.machines.items():

@@ -36,6 +36,7 @@ STEP_S = 0.2
 DURABILITIES: tuple[Durability, ...] = ("fsync", "replicated")
 
 DATA = Profile(
+    proposals=0,
     faults={
         "kill": 3,
         "power": 1,
