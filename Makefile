@@ -28,8 +28,9 @@ demo: .setup/dev
 
 setup: .setup/dev
 
+# Most of the time goes into waiting, so two files of tests run at a time, in the order of the tree.
 test: lint .setup/clients
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 check: lint
 	$(BIN)/python -m pytest -q tests/unit tests/test_tidy.py

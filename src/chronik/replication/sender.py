@@ -189,6 +189,10 @@ class Sender:
         if not partition.is_loaded:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE)  # Being cut back just now.
         check_leader_epoch(partition, following.leader_epoch)
+        if partition.in_sync is None or self._node_id not in partition.in_sync.followers:
+            # The follower knows already that it is one, and will ask again: what it says now would
+            # be forgotten, and of a partition at rest it says nothing else.
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         handle, end_offset = following.handle, following.end_offset
         log_start_offset = partition.log.log_start_offset
         diverged = _divergence(partition, following)

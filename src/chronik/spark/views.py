@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _LISTS: Final = re.compile(r"\s*show\s+(tables|views)\b", re.IGNORECASE)
+_WORDS: Final = re.compile(r"`([^`]+)`|(\w+)")
 
 
 def mentioned(statement: str, names: Iterable[str]) -> list[str]:
     """The names that a statement may mean; all of them if it lists the tables."""
     if _LISTS.match(statement):
         return sorted(names)
-    text = statement.lower()
-    return sorted(name for name in names if name.lower() in text)
+    words = {(quoted or word).lower() for quoted, word in _WORDS.findall(statement)}
+    return sorted(name for name in names if name.lower() in words)
 
 
 def create_views(

@@ -78,6 +78,8 @@ def test_what_the_log_no_longer_has_is_counted() -> None:
         ("select * from orders", ["orders"]),
         ("SELECT * FROM Orders o JOIN `web-clicks` c USING (id)", ["orders", "web-clicks"]),
         ("select 1", []),
+        ("select * from orders_2026 join `orders-eu`", []),
+        ("select orders.price from orders", ["orders"]),
         (" show tables", ["orders", "payments", "web-clicks"]),
         ("SHOW VIEWS like 'o*'", ["orders", "payments", "web-clicks"]),
     ],
