@@ -150,7 +150,7 @@ def longest_gap(nodes: Nodes) -> float:
     nodes.end(signal.SIGKILL, [victim])
     produce_for(5)
     before = len(acked)
-    while len(acked) == before:
+    while len(acked) == before and len(producer):
         producer.poll(0.05)  # However long it takes.
     produce_for(1)
     producer.flush(60)
