@@ -6,8 +6,8 @@ looked at.
 
 import asyncio
 from collections.abc import Coroutine, Iterator
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from contextlib import closing
+from typing import Any, Final, TypeVar
 
 from chronik.client.cluster import Cluster, check
 from chronik.client.link import ConnectionFailed
@@ -43,7 +43,7 @@ _WAIT_FOR: Final = frozenset(
 
 def fetched_rows(connection: Connection, replica: Replica) -> Iterator[Row]:
     """A row for each batch of a replica, from its broker."""
-    with ReplicaReader(connection, replica) as reader:
+    with closing(ReplicaReader(connection, replica)) as reader:
         yield from reader.rows()
 
 
@@ -55,15 +55,8 @@ class ReplicaReader:
         self._loop = asyncio.new_event_loop()
         self._cluster: Cluster | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the connection."""
         if self._cluster is not None:
             self._run(self._cluster.close())
         self._loop.close()
