@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import signal
 import socket
 import subprocess
@@ -17,12 +20,20 @@ WAIT_S = 20.0
 END_S = 90.0  # a killed process ends only when the disk has done what it was asked for
 
 
+# Below those that the kernel gives to clients: one of these could take a port before its node does.
+# Each process of a test run has a share of its own.
+_SHARE = 5_000
+_FIRST = 12_000 + _SHARE * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4)
+_next = itertools.count(os.getpid() * 37)
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now; all are held until all are known."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
+    """Ports that nobody has now and no other test gets soon."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = _FIRST + next(_next) % _SHARE
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
     return ports
 
 
