@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,26 +11,10 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 from node_process import CHRONIK
+from ports import free_port
 
 WAIT_S = 20.0
 END_S = 90.0  # a killed process ends only when the disk has done what it was asked for
-
-
-# Below those that the kernel gives to clients: one of these could take a port before its node does.
-# Each process of a test run has a share of its own.
-_SHARE = 5_000
-_FIRST = 12_000 + _SHARE * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4)
-_next = itertools.count(os.getpid() * 37)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now and no other test gets soon."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = _FIRST + next(_next) % _SHARE
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            ports.append(port)
-    return ports
 
 
 def eventually(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> float:
@@ -50,7 +30,7 @@ class ClusterProcesses:
     """A cluster whose nodes are processes."""
 
     def __init__(self, directory: Path, count: int = 3, *options: str) -> None:
-        ports = free_ports(2 * count)
+        ports = [free_port() for _ in range(2 * count)]
         self.ids = range(1, count + 1)
         self.ports = dict(zip(self.ids, ports[:count], strict=True))
         self.internal = dict(zip(self.ids, ports[count:], strict=True))

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cluster_processes import eventually, free_ports
+from cluster_processes import eventually
+from ports import free_port
 
 CHRONIK = (sys.executable, "-c", "from chronik.cli.main import main; main()")
 TIMEOUT_S = 30.0
@@ -33,7 +34,7 @@ class MemberProcesses:
 
     def _ports(self, name: str) -> tuple[int, int]:
         if name not in self.ports:
-            kafka, internal = free_ports(2)
+            kafka, internal = free_port(), free_port()
             self.ports[name] = kafka, internal
         return self.ports[name]
 

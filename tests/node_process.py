@@ -1,10 +1,11 @@
 """A node in a process of its own, on a port that it keeps, that tests kill and start again."""
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from ports import free_port
 
 CHRONIK = Path(sys.executable).parent / "chronik"
 
@@ -13,8 +14,7 @@ class Node:
     """A node process on a fixed port."""
 
     def __init__(self, data_dir: Path, *options: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self._data_dir = data_dir
         self._options = options
         self._process: subprocess.Popen[str] | None = None

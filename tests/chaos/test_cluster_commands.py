@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import INTERNAL_PORT_OFFSET, is_free
 
 from chronik.cli.local_process import Roster, stop_all
 from chronik.client.admin import QUORUM_REQUEST
@@ -21,15 +21,6 @@ from chronik.protocol.messages.quorum import DescribeQuorumRequest
 
 CHRONIK = (sys.executable, "-c", "from chronik.cli.main import main; main()")
 TIMEOUT_S = 60.0
-INTERNAL_PORT_OFFSET = 100
-
-
-def is_free(port: int) -> bool:
-    try:
-        with socket.create_server(("127.0.0.1", port)):
-            return True
-    except OSError:
-        return False
 
 
 def free_ports(count: int) -> int:

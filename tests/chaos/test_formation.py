@@ -10,8 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cluster_processes import ClusterProcesses, eventually, free_ports
+from cluster_processes import ClusterProcesses, eventually
 from confluent_kafka.admin import NewTopic
+from ports import free_port
 
 from chronik.client.admin import QUORUM_REQUEST
 from chronik.metadata.image import id_text
@@ -127,7 +128,7 @@ def test_empty_nodes_form_no_cluster_where_there_is_one(
 def test_a_second_process_under_a_nodes_id_is_refused(
     cluster: ClusterProcesses, tmp_path: Path
 ) -> None:
-    kafka, internal = free_ports(2)
+    kafka, internal = free_port(), free_port()
     options = ("--node-id", "2", "--peers", cluster.peers, "--port", str(kafka))
     line = start_alone(tmp_path, *options, "--internal", f"127.0.0.1:{internal}")
     assert "Node id 2 belongs to data directory" in line
@@ -152,7 +153,7 @@ def test_founders_are_bound_to_their_directories(cluster: ClusterProcesses, conn
 
 def test_wrong_peers_are_told(cluster: ClusterProcesses, tmp_path: Path) -> None:
     one, two, _ = cluster.peers.split(",")
-    own_ports = ":".join(map(str, free_ports(2)))
+    own_ports = f"{free_port()}:{free_port()}"
     swapped = one.replace("1@", "2@") + "," + two.replace("2@", "1@")
     line = start_alone(tmp_path, "--node-id", "3", "--peers", f"{swapped},3@127.0.0.1:{own_ports}")
     assert "was expected here" in line
@@ -169,7 +170,7 @@ def test_wrong_peers_are_told(cluster: ClusterProcesses, tmp_path: Path) -> None
 def test_founders_must_agree_on_the_peers(tmp_path: Path) -> None:
     """Whichever of the two asks first says it, and ends; the other waits for somebody to agree."""
     nodes = ClusterProcesses(tmp_path)
-    extra = ":".join(map(str, free_ports(2)))
+    extra = f"{free_port()}:{free_port()}"
     everybody = nodes.peers
     for node_id, peers in ((1, f"{everybody},4@127.0.0.1:{extra}"), (2, everybody)):
         nodes.peers = peers

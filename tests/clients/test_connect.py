@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from clients.conftest import JAVA_FLAGS, environments, eventually, unavailable
+from ports import free_port
 
 LINES = 500
 
@@ -29,12 +29,6 @@ def class_path() -> str:
     except environments.Unavailable as error:
         unavailable("kafka-applications", error)
         raise
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Worker:

@@ -25,6 +25,7 @@ from pathlib import Path
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from pipeline_world import (
     TIMEOUT_S,
@@ -36,6 +37,7 @@ from pipeline_world import (
     running,
     wait_until,
 )
+from ports import free_port
 
 TOPICS = {"orders": "delta", "visits": "iceberg"}
 PARTITIONS = 2
@@ -48,9 +50,7 @@ class BrokerProcess:
     """`chronik start`, which can be killed and started again."""
 
     def __init__(self, root: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = int(free.getsockname()[1])
+        self._port = free_port()
         self._root = root
         self.bootstrap = f"127.0.0.1:{self._port}"
         self.start()

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from ports import free_port
 
 from chronik.testing import Broker
 
@@ -213,12 +213,6 @@ def test_a_master_that_is_none(world: World) -> None:
 
 
 # A cluster
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @contextmanager
