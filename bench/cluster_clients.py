@@ -102,7 +102,10 @@ class Wire:
         return bytes(data)
 
 
-def catalog(wire: Wire) -> dict[str, tuple[Any, ...]]:
+Catalog = dict[str, tuple[Any, ...]]
+
+
+def catalog(wire: Wire) -> Catalog:
     """All topics as one node tells them: id, and for each partition its leader and replicas."""
     return {
         topic.name or "": (
