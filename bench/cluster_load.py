@@ -15,6 +15,12 @@ ROUND_TOPICS = 100
 TOPICS_MAX = 6_000  # Twice the goal; then for each hundred that come the oldest hundred go.
 RECORD_BYTES = 1000
 ERRORS_SHOWN = 3
+# Ten minutes of full load would fill a disk of a laptop.
+RETENTION = (
+    "log.segment.bytes=50000000",
+    "log.retention.bytes=200000000",
+    "log.retention.check.interval.ms=5000",
+)
 BUCKET = re.compile(r'le="([^"]+)"')
 
 
@@ -87,7 +93,7 @@ class Load:
 
 def measure(home: Path, seconds: float, topics: int, rows: Rows) -> None:
     """The load for some time, with all nodes up."""
-    nodes = ChronikNodes(home)
+    nodes = ChronikNodes(home, *RETENTION)
     try:
         nodes.start()
         wait_until_listed(nodes)
@@ -130,7 +136,7 @@ def quantile(before: dict[str, float], after: dict[str, float], name: str, share
 
 def measure_callbacks(home: Path, seconds: float, topics: int, rows: Rows) -> None:
     """The same load on nodes whose every callback is measured; on a slower loop than usual."""
-    nodes = ChronikNodes(home, watched=True)
+    nodes = ChronikNodes(home, *RETENTION, watched=True)
     try:
         nodes.start()
         wait_until_listed(nodes)

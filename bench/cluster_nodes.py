@@ -91,12 +91,19 @@ class Nodes:
 
 
 class ChronikNodes(Nodes):
-    """Three Chronik nodes with their defaults, the dashboard included."""
+    """Three Chronik nodes with their defaults, the dashboard included, but for `settings`."""
 
     name = "chronik"
 
-    def __init__(self, home: Path, *, watched: bool = False, durability: str = "fsync") -> None:
+    def __init__(
+        self,
+        home: Path,
+        *settings: str,
+        watched: bool = False,
+        durability: str = "fsync",
+    ) -> None:
         super().__init__(home)
+        self._settings = settings
         self._durability = durability
         self.http = {node_id: free_port() for node_id in NODE_IDS}
         self._watched = watched
@@ -111,6 +118,7 @@ class ChronikNodes(Nodes):
             *("start", "--node-id", str(node_id), "--peers", peers),
             *("--data-dir", str(self.home / str(node_id)), "--log-level", "warning"),
             *("--http-port", str(self.http[node_id]), "--durability", self._durability),
+            *(part for each in self._settings for part in ("--set", each)),
         ]
 
     def metrics(self, node_id: int) -> dict[str, float]:
