@@ -6,6 +6,7 @@ read and compact at once.
 """
 
 import asyncio
+import gc
 import heapq
 import tempfile
 import threading
@@ -100,17 +101,29 @@ class Watched:
     def __init__(self) -> None:
         self.longest: list[tuple[float, int, str]] = []
         self.count = 0
+        self._collected_s = 0.0
+        self._collecting_since = 0.0
+
+    def _collects(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._collecting_since = time.thread_time()
+        else:
+            self._collected_s += time.thread_time() - self._collecting_since
 
     def install(self) -> None:
         run = asyncio.Handle._run
+        gc.callbacks.append(self._collects)
 
         def measured(handle: Any) -> None:
+            collected_s = self._collected_s
             began = time.thread_time()
             run(handle)
             spent = time.thread_time() - began
             self.count += 1
             if len(self.longest) < 8 or spent > self.longest[0][0]:
-                entry = (spent, self.count, _name(handle))
+                collecting_ms = (self._collected_s - collected_s) * 1000
+                name = f"{_name(handle)}, {collecting_ms:.1f} ms of it the garbage collector"
+                entry = (spent, self.count, name)
                 push = heapq.heappush if len(self.longest) < 8 else heapq.heappushpop
                 push(self.longest, entry)
 

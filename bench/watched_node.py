@@ -1,10 +1,12 @@
 """`python -m bench.watched_node start ...`: a node whose callbacks are measured.
 
-It runs on asyncio's own loop, because uvloop's callbacks cannot be measured. When it ends it
-writes the longest of them to stderr, one line each: `callback MS NAME`.
+It runs on asyncio's own loop, because uvloop's callbacks cannot be measured. At SIGUSR1 and when it
+ends it writes the longest of them since to stderr, one line each: `PHASE callback MS NAME`, where
+the phase is `working` or `ending`.
 """
 
 import asyncio
+import signal
 import sys
 
 from bench.inside import Watched
@@ -16,11 +18,17 @@ def run() -> None:
     watched = Watched()
     watched.install()
     node._loop_factory = lambda: asyncio.SelectorEventLoop
+
+    def write(phase: str) -> None:
+        longest, watched.longest = watched.longest, []
+        for spent, _, name in sorted(longest, reverse=True):
+            print(f"{phase} callback {spent * 1000:.1f} {name}", file=sys.stderr, flush=True)
+
+    signal.signal(signal.SIGUSR1, lambda *_: write("working"))
     try:
         main()
     finally:
-        for spent, _, name in sorted(watched.longest, reverse=True):
-            print(f"callback {spent * 1000:.1f} {name}", file=sys.stderr)
+        write("ending")
 
 
 if __name__ == "__main__":

@@ -157,15 +157,17 @@ class Image:
         return replace(self, brokers=brokers, online_ids=online_ids)
 
     def _set_leaders(self, record: PartitionLeadersRecord) -> "Image":
+        """A thousand partitions take about a millisecond."""
         topics = self.topics.mutate()
+        sync_sets: _SyncSets = {}
         for number, topic_id in enumerate(record.topic_ids):
             topic = self.topics[self.topic_names[id_bytes(topic_id)]]
             partitions = list(topic.partitions)
             indexes, leaders = record.partitions[number], record.leaders[number]
             stay = record.stays_eligible[number] if record.stays_eligible else repeat(False)
             for index, leader, stays in zip(indexes, leaders, stay, strict=False):
-                partitions[index] = _led(partitions[index], leader, record, stays)
-            topics[topic.name] = replace(topic, partitions=tuple(partitions))
+                partitions[index] = _led(partitions[index], leader, record, stays, sync_sets)
+            topics[topic.record.name] = Topic(topic.record, topic.id, tuple(partitions))
         return replace(self, topics=topics.finish())
 
     def _bump_leader_epochs(self, node_id: int) -> "Image":
@@ -265,10 +267,36 @@ def _bumped(partition: PartitionRecord, node_id: int) -> PartitionRecord:
     )
 
 
+_Nodes = tuple[int, ...]
+_SyncSets = dict[tuple[_Nodes, _Nodes, int, bool], tuple[_Nodes, _Nodes]]
+
+
 def _led(
-    partition: PartitionRecord, leader: int, record: PartitionLeadersRecord, stays_eligible: bool
+    partition: PartitionRecord,
+    leader: int,
+    record: PartitionLeadersRecord,
+    stays_eligible: bool,
+    sync_sets: _SyncSets,
 ) -> PartitionRecord:
-    isr, elr = partition.isr, partition.elr
+    """A partition as the record has it; `sync_sets` remembers those of others that are alike."""
+    alike = (partition.isr, partition.elr, leader, stays_eligible)
+    found = sync_sets.get(alike)
+    if found is None:
+        found = sync_sets[alike] = _sync_sets(*alike, record)
+    return msgspec.structs.replace(
+        partition,
+        leader=leader,
+        isr=found[0],
+        elr=found[1],
+        leader_epoch=partition.leader_epoch + (leader != partition.leader),
+        partition_epoch=partition.partition_epoch + 1,
+    )
+
+
+def _sync_sets(
+    isr: _Nodes, elr: _Nodes, leader: int, stays_eligible: bool, record: PartitionLeadersRecord
+) -> tuple[_Nodes, _Nodes]:
+    """Who is in sync and who is eligible then."""
     gone = record.isr_without
     if record.is_unclean:
         elr = _without(elr, gone)
@@ -280,15 +308,8 @@ def _led(
         isr, elr = elr, ()  # It alone was in sync and has lost it: these have it.
     if leader in elr:
         isr, elr = (leader,), _without((*isr, *elr), leader)
-    return msgspec.structs.replace(
-        partition,
-        leader=leader,
-        isr=isr,
-        elr=elr,
-        leader_epoch=partition.leader_epoch + (leader != partition.leader),
-        partition_epoch=partition.partition_epoch + 1,
-    )
+    return isr, elr
 
 
-def _without(nodes: tuple[int, ...], *gone: int) -> tuple[int, ...]:
+def _without(nodes: _Nodes, *gone: int) -> _Nodes:
     return tuple(each for each in nodes if each not in gone)

@@ -162,25 +162,33 @@ def _leaders(
     min_isr: MinInSync | None = None,
     is_unclean: bool = False,
 ) -> tuple[PartitionLeadersRecord, ...]:
-    """The record of each partition that `choose` has a leader for, or nothing."""
+    """The record of each partition that `choose` has a leader for, or nothing.
+
+    Of partitions with the same replicas in the same state it is asked once: they are thousands.
+    """
+    choices: dict[tuple[object, ...], tuple[int, bool] | None] = {}
     topic_ids: list[str] = []
     indexes: list[tuple[int, ...]] = []
     leaders: list[tuple[int, ...]] = []
     eligible: list[tuple[bool, ...]] = []
     for topic in image.topics.values():
-        chosen = [
-            (partition, leader)
-            for partition in topic.partitions
-            if (leader := choose(partition)) is not None
-        ]
+        least = 0 if min_isr is None or is_unclean else min_isr(topic.record.name)
+        chosen = []
+        for each in topic.partitions:
+            state = (each.leader, each.replicas, each.isr, each.elr, least)
+            if state not in choices:
+                leader = choose(each)
+                stays_eligible = len(each.isr) - 1 < min(least, len(each.replicas))
+                choices[state] = None if leader is None else (leader, stays_eligible)
+            choice = choices[state]
+            if choice is not None:
+                chosen.append((each.partition, *choice))
         if chosen:
+            of_topic = tuple(zip(*chosen, strict=True))
             topic_ids.append(topic.record.topic_id)
-            indexes.append(tuple(partition.partition for partition, _ in chosen))
-            leaders.append(tuple(leader for _, leader in chosen))
-            least = 0 if min_isr is None or is_unclean else min_isr(topic.name)
-            eligible.append(
-                tuple(len(each.isr) - 1 < min(least, len(each.replicas)) for each, _ in chosen)
-            )
+            indexes.append(of_topic[0])
+            leaders.append(of_topic[1])
+            eligible.append(of_topic[2])
     if not topic_ids:
         return ()
     record = PartitionLeadersRecord(

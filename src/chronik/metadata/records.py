@@ -131,6 +131,11 @@ class PartitionLeadersRecord(Record, frozen=True, kw_only=True):
     is_unclean: bool = False
 
 
+def change_count(record: Record) -> int:
+    """How much a record changes, in about as many objects."""
+    return len(record.topic_ids) if isinstance(record, PartitionLeadersRecord) else 1
+
+
 class TopicRemovedRecord(Record, frozen=True, kw_only=True):
     """A topic, its partitions and its settings are gone."""
 

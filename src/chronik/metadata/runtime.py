@@ -47,6 +47,7 @@ from chronik.metadata.membership import check_member
 from chronik.metadata.records import (
     Record,
     TopicRemovedRecord,
+    change_count,
     encode_records,
 )
 from chronik.protocol.errors import ErrorCode, KafkaError
@@ -59,9 +60,9 @@ logger = logging.getLogger(__name__)
 
 SLICE_ENTRY_COUNT: Final = 100  # applied in one turn of the loop: as many wait for their answers
 SLICE_S: Final = 0.01  # or until then: clients wait meanwhile
-# After so many entries what they left in memory is exempt from garbage collection. A collection
+# After so many changes what they left in memory is exempt from garbage collection. A collection
 # over the topics of more would hold the loop for tens of milliseconds.
-FREEZE_ENTRY_COUNT: Final = 1_000
+FREEZE_CHANGE_COUNT: Final = 2_000
 
 # As long as Kafka's clients wait by default, and with the pauses of a cluster that elects.
 FORWARD_TIMEOUT_S: Final = 25.0
@@ -122,7 +123,7 @@ class MetadataRuntime:
         self._unled: set[asyncio.Future[None]] = set()  # wait for somebody to lead
         self.call = call or _no_call
         self._snapshot_index = 0
-        self._freeze_index = 0
+        self._unfrozen_count = 0
         self._is_snapshotting = False
         self._on_snapshot_saved: list[Callable[[], None]] = []
         self._is_applying = False  # the next slice is scheduled
@@ -452,8 +453,8 @@ class MetadataRuntime:
         self._is_applying = bool(self._committed)
         if self._is_applying:
             asyncio.get_running_loop().call_soon(self._apply_slice)
-        if self.applied_index - self._freeze_index >= FREEZE_ENTRY_COUNT:
-            self._freeze_index = self.applied_index
+        if self._unfrozen_count >= FREEZE_CHANGE_COUNT:
+            self._unfrozen_count = 0
             gc.freeze()
         if self.applied_index - self._snapshot_index >= limits.SNAPSHOT_ENTRY_COUNT:
             self.snapshot()
@@ -478,6 +479,7 @@ class MetadataRuntime:
         elif not own:
             self._pending = self._pending.apply(records)  # Of the leader before.
         self.applied_index = entry.index
+        self._unfrozen_count += sum(map(change_count, records))
         self._note_removed(records)
         for listener in self._listeners if records else ():
             listener(old, self.image, records)

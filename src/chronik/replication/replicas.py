@@ -28,9 +28,6 @@ from chronik.config.settings import Durability
 from chronik.metadata.image import BROKER, TOPIC, Image, Topic, id_bytes, id_text
 from chronik.metadata.records import (
     ConfigRecord,
-    LeaderEpochsRecord,
-    PartitionLeadersRecord,
-    PartitionRecord,
     Record,
     TopicRemovedRecord,
 )
@@ -47,6 +44,7 @@ from chronik.replication.partition import Partition
 from chronik.replication.producers import Producers
 from chronik.replication.refusals import Refusals
 from chronik.replication.removals import LEFT, Removals
+from chronik.replication.roles import RoleUpdates
 from chronik.replication.room import Room
 from chronik.replication.topic_config import TopicConfig, topic_config
 from chronik.storage.commit import GroupCommit
@@ -96,6 +94,7 @@ class Replicas:
         self._broker_config = broker_config
         self._partitions: dict[bytes, dict[int, Partition]] = {}
         self._by_log: dict[Log, Partition] = {}
+        self._roles = RoleUpdates(self._update_roles)
         self._on_disk: dict[bytes, set[int]] = {}
         self._configs: dict[str, TopicConfig] = {}
         self._default_config: TopicConfig | None = None
@@ -404,7 +403,6 @@ class Replicas:
         """Do what follows from a committed metadata change."""
         self.image = new
         configured: set[str] = set()
-        begun: dict[str, list[int]] = {}
         for record in records:
             match record:
                 case TopicRemovedRecord():
@@ -412,12 +410,10 @@ class Replicas:
                 case ConfigRecord(resource=resource, resource_name=name):
                     configured.add(EVERY_TOPIC if resource == BROKER else name)
                 case _:
-                    for topic_id, indexes in _changed_partitions(new, record):
-                        begun.setdefault(topic_id, []).extend(indexes)
+                    self._roles.add(new, record)
         if configured:
             self._reconfigure(configured)
-        for changed_id, changed in begun.items():
-            self._update_roles(id_bytes(changed_id), changed)
+        self._roles.run()
 
     def _remove(self, old: Image, topic_id: bytes) -> None:
         topic = old.topic_by_id(topic_id)
@@ -474,13 +470,13 @@ class Replicas:
         for partition in partitions:
             partition.configure(self.config_of(partition.name))
 
-    def _update_roles(self, topic_id: bytes, indexes: Iterable[int]) -> None:
+    def _update_roles(self, topic_id: bytes, indexes: Sequence[int]) -> None:
         """Lead or follow as the image says now."""
         topic = self.image.topic_by_id(topic_id)
         if topic is None:
             return
         known = self._partitions.get(topic_id, {})
-        for index in dict.fromkeys(indexes):
+        for index in indexes:
             record = topic.partitions[index]
             if self._node_id not in record.replicas and self._is_started:
                 self._leave(topic, index)
@@ -569,22 +565,6 @@ def is_clean(partition: Partition) -> bool:
     log = partition.log
     is_saved = partition.snapshot_offset >= log.end_offset == log.durable_offset
     return is_saved and log.is_checkpointed and not partition.snapshot_is_stale
-
-
-def _changed_partitions(image: Image, record: Record) -> Iterator[tuple[str, Sequence[int]]]:
-    """The partitions, by topic id, whose leader or in-sync set a record may have changed."""
-    match record:
-        case PartitionRecord():
-            yield record.topic_id, (record.partition,)
-        case PartitionLeadersRecord():
-            yield from zip(record.topic_ids, record.partitions, strict=True)
-        case LeaderEpochsRecord():
-            for topic in image.topics.values():
-                led = [p.partition for p in topic.partitions if p.leader == record.node_id]
-                if led:
-                    yield topic.record.topic_id, led
-        case _:
-            pass
 
 
 def _is_deleted(directory: str) -> bool:

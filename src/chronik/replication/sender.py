@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from chronik.clock import Clock
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 PORTION_BYTES_MAX: Final = 1024 * 1024  # Kafka's replica.fetch.max.bytes
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024  # some milliseconds of the wire
+FEEDS_AT_ONCE: Final = 500  # in one turn of the loop: some milliseconds, if all are refused
 FOLLOWED_AT_ONCE: Final = 16  # partitions that are loaded, and begin in one turn of the loop
 HIGH_WATERMARK_DELAY_S: Final = 0.005  # how late a follower may hear of one without batches
 
@@ -270,9 +272,10 @@ class Sender:
         self._flush_is_due = False
         portions: list[tuple[_Feed, Buffer]] = []
         size = 0
-        while self._ready and self._link.is_writable and size < MESSAGE_BYTES_MAX:
-            feed = next(iter(self._ready))
-            del self._ready[feed]
+        for feed in list(islice(self._ready, FEEDS_AT_ONCE)):
+            if not self._link.is_writable or size >= MESSAGE_BYTES_MAX:
+                break
+            self._ready.pop(feed, None)
             if self._feeds.get(feed.handle) is not feed or feed in self._under_way:
                 continue  # It is gone, or will be looked at when the follower has answered.
             throttle = self._throttle_of(feed)

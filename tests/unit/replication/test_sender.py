@@ -3,12 +3,15 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from chronik.clock import SystemClock
 from chronik.config.effective import BrokerConfig
 from chronik.metadata.records import PartitionRecord
 from chronik.protocol.errors import ErrorCode
 from chronik.protocol.replication import Data, Follow, Following, Rejected, decode, encode
 from chronik.protocol.schema import Buffer
+from chronik.replication import sender as senders
 from chronik.replication.partition import Partition
 from chronik.replication.room import Room
 from chronik.replication.sender import Sender
@@ -107,6 +110,33 @@ def test_a_follower_that_knows_of_its_part_before_the_leader_comes_again() -> No
         assert node.caught_up == [FOLLOWER]
         await asyncio.sleep(0.2)
         assert isinstance(link.sent[-1], Data)
+        sender.close()
+
+    asyncio.run(main())
+
+
+def test_thousands_of_feeds_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When their leader leads no more, all are refused, but not in one turn of the loop."""
+    monkeypatch.setattr(senders, "FEEDS_AT_ONCE", 2)
+
+    async def main() -> None:
+        partition, link = led(FOLLOWER, LEADER), Link()
+        sender: Any = Sender(FOLLOWER, link, Led(partition), SystemClock(), lambda work: None)  # type: ignore[arg-type,return-value]
+        asked = tuple(Following(handle, TOPIC_ID, 0, 0, 0, -1, 0) for handle in range(5))
+        sender.on_frame(b"".join(map(bytes, encode(Follow(7, asked))))[4:])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        link.sent.clear()
+        partition.follow(1)
+        for feed in list(sender._feeds.values()):
+            sender.feed_soon(feed)
+        counts = []
+        for _ in range(4):
+            await asyncio.sleep(0)
+            counts.append(len(link.sent))
+        assert counts == [2, 4, 5, 5]
+        assert {each.handle for each in link.sent} == set(range(5))
+        assert {each.error_code for each in link.sent} == {ErrorCode.FENCED_LEADER_EPOCH}
         sender.close()
 
     asyncio.run(main())
