@@ -9,8 +9,6 @@ failing seed prints its replay command.
 
 import os
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import pytest
 from sim.world import campaign as campaigns
@@ -27,23 +25,6 @@ KINDS = {
     "clean stop", "wiped disk", "stranger refused", "member replaced", "member added",
     "member removed",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def pool():
-    """Processes whose hashes do not depend on chance; a seed is the same in each of them."""
-    before = os.environ.get("PYTHONHASHSEED")
-    os.environ["PYTHONHASHSEED"] = "0"
-    try:
-        with ProcessPoolExecutor(
-            os.cpu_count(), mp_context=get_context("spawn"), max_tasks_per_child=100
-        ) as workers:
-            yield workers
-    finally:
-        if before is None:
-            del os.environ["PYTHONHASHSEED"]
-        else:
-            os.environ["PYTHONHASHSEED"] = before
 
 
 def check(report):

@@ -10,8 +10,6 @@ command.
 
 import os
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import pytest
 from sim.world import data_campaign as campaigns
@@ -25,17 +23,6 @@ KINDS = {
     "packet lost", "partition", "leader isolated", "process killed", "power failure",
     "pause", "slow disk", "connection reset", "clean stop", "wiped disk", "member replaced",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def pool():
-    """Processes whose hashes do not depend on chance; a seed is the same in each of them."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PYTHONHASHSEED", "0")
-        with ProcessPoolExecutor(
-            os.cpu_count(), mp_context=get_context("spawn"), max_tasks_per_child=100
-        ) as workers:
-            yield workers
 
 
 def check(report):

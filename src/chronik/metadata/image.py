@@ -32,6 +32,7 @@ from chronik.metadata.records import (
 
 TOPIC = "topic"
 BROKER = "broker"
+INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state")
 
 
 def id_text(raw: bytes) -> str:
@@ -64,7 +65,7 @@ class Topic:
 
     @property
     def is_internal(self) -> bool:
-        return self.name in ("__consumer_offsets", "__transaction_state")
+        return self.name in INTERNAL_TOPICS
 
 
 @dataclass(frozen=True, slots=True)

@@ -413,7 +413,7 @@ class Replicas:
                     self._roles.add(new, record)
         if configured:
             self._reconfigure(configured)
-        self._roles.run()
+        self._roles.run(new)
 
     def _remove(self, old: Image, topic_id: bytes) -> None:
         topic = old.topic_by_id(topic_id)

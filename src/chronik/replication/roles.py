@@ -2,14 +2,15 @@
 
 A broker's death is one change of all its partitions. The image shows it at once; leading and
 following as it says is work for each partition. So that the loop has time for others, it is done
-for some at once and for the rest turn by turn, always as the image is by then.
+for some at once and for the rest turn by turn, always as the image is by then. The topics of the
+coordinators come first, and at once: a coordinator begins when the image says so.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from chronik.metadata.image import Image, id_bytes
+from chronik.metadata.image import INTERNAL_TOPICS, Image, id_bytes
 from chronik.metadata.records import (
     LeaderEpochsRecord,
     PartitionLeadersRecord,
@@ -35,8 +36,13 @@ class RoleUpdates:
         for topic_id, indexes in _changed_partitions(image, record):
             self._due.setdefault(id_bytes(topic_id), {}).update(dict.fromkeys(indexes))
 
-    def run(self) -> None:
+    def run(self, image: Image) -> None:
         """Do some now; if there are more, the rest follows by itself."""
+        for name in INTERNAL_TOPICS:
+            topic = image.topics.get(name)
+            indexes = None if topic is None else self._due.pop(topic.id, None)
+            if topic is not None and indexes is not None:
+                self._update(topic.id, list(indexes))
         if not self._is_going_on:
             self._run_slice()
 

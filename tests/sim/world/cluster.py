@@ -34,6 +34,7 @@ from chronik.metadata import consensus
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.raft.node import RaftNode
 from chronik.raft.types import RaftConfig, Role
+from chronik.replication import roles, sender
 
 HOST = "127.0.0.1"
 KAFKA_PORT = 9000
@@ -146,6 +147,9 @@ class Cluster:
             config = partial(RaftConfig, **self._raft_config)
             stack.enter_context(patch.object(consensus, "RaftConfig", config))
             stack.enter_context(patch.object(limits, "SNAPSHOT_ENTRY_COUNT", SNAPSHOT_ENTRIES))
+            # What takes turns with thousands of partitions does so with a few.
+            stack.enter_context(patch.object(roles, "PARTITIONS_AT_ONCE", 1))
+            stack.enter_context(patch.object(sender, "FEEDS_AT_ONCE", 1))
             stack.enter_context(patch.object(chronik.broker, "Network", self.messages))
             logger.addHandler(handler)
             logger.setLevel(logging.ERROR)

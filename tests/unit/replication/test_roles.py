@@ -16,18 +16,21 @@ from chronik.metadata.records import (
 from chronik.replication import roles
 from chronik.replication.roles import RoleUpdates
 
+OFFSETS = 7
+
 
 def topic_id(number: int) -> bytes:
     return number.to_bytes(16)
 
 
 def topic(number: int, partition_count: int) -> list[Record]:
+    name = "__consumer_offsets" if number == OFFSETS else f"t{number}"
     text = id_text(topic_id(number))
     partitions = [
         PartitionRecord(topic_id=text, partition=index, replicas=(1,), isr=(1,), leader=index % 2)
         for index in range(partition_count)
     ]
-    return [TopicRecord(name=f"t{number}", topic_id=text), *partitions]
+    return [TopicRecord(name=name, topic_id=text), *partitions]
 
 
 def leaders(*numbers: int) -> PartitionLeadersRecord:
@@ -50,7 +53,7 @@ class World:
     def change(self, *records: Record) -> None:
         for record in records:
             self.updates.add(self.image, record)
-        self.updates.run()
+        self.updates.run(self.image)
 
     @property
     def numbers(self) -> list[int]:
@@ -83,5 +86,20 @@ def test_a_large_change_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         assert world.numbers == [0, 1, 2, 3, 4, 0, 5]
         world.change(leaders(8))
         assert world.numbers[-1] == 8
+
+    asyncio.run(main())
+
+
+def test_coordinators_find_their_partitions_as_the_image_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(roles, "PARTITIONS_AT_ONCE", 2)
+    world = World()
+
+    async def main() -> None:
+        world.change(leaders(0, 1, 2, OFFSETS))
+        assert world.numbers == [OFFSETS, 0]
+        world.change(leaders(OFFSETS))
+        assert world.numbers == [OFFSETS, 0, OFFSETS]
 
     asyncio.run(main())
