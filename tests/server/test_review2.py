@@ -279,7 +279,7 @@ def test_a_pass_that_fails_is_followed_by_another(
     maintenance = parts(broker).maintenance
     passes: list[int] = []
 
-    async def fail() -> None:
+    async def fail(_: float) -> None:
         passes.append(1)
         raise RuntimeError("unforeseen")
 
@@ -299,6 +299,29 @@ def test_a_pass_that_fails_is_followed_by_another(
 
     run_on(broker, two_passes())
     assert len(passes) == 2
+
+
+def test_checkpoints_of_many_partitions_take_their_time(
+    broker: Broker, wire: Any, say: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that were written to; a second pass finds nothing to do."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    for name in ("a", "b", "c"):
+        say.create(wire, name)
+    for name in ("a", "b"):
+        say.produce(wire, name, say.batch(b"x"))
+    maintenance = parts(broker).maintenance
+    with monkeypatch.context() as patched:
+        patched.setattr("chronik.replication.maintenance.asyncio.sleep", sleep)
+        run_on(broker, maintenance.checkpoint_all(15.0))
+        assert [seconds for seconds in slept if seconds] == [15.0, 15.0]
+        slept.clear()
+        run_on(broker, maintenance.checkpoint_all(15.0))
+        assert slept == []
 
 
 def test_a_log_file_that_goes_while_it_is_measured_has_no_bytes(

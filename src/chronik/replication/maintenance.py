@@ -28,6 +28,7 @@ from chronik.storage.errors import StorageError, is_no_room
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S: Final = 60.0  # bounds what a start after a crash must verify
+CHECKPOINT_PAUSE_S: Final = 0.03  # between two: thousands at once would be seconds of a core
 PRODUCER_EXPIRY_INTERVAL_S: Final = 600.0  # Kafka's producer.id.expiration.check.interval.ms
 RETENTION_INITIAL_DELAY_S: Final = 30.0  # Kafka's log.initial.task.delay.ms: first let it start
 IN_SYNC_CHECK_S_MIN: Final = 0.1
@@ -70,7 +71,7 @@ class Maintenance:
         """Save how far each log is known good, for ever."""
         while True:
             await asyncio.sleep(CHECKPOINT_INTERVAL_S)
-            await _guarded("checkpoints", self.checkpoint_all())
+            await _guarded("checkpoints", self.checkpoint_all(CHECKPOINT_PAUSE_S))
 
     async def producer_expiry(self) -> None:
         """Forget producers that were idle too long, for ever."""
@@ -112,9 +113,15 @@ class Maintenance:
         compacted = (each for each in self._replicas.loaded() if each.config.compact)
         await self._each("compaction", compacted, self._compact)
 
-    async def checkpoint_all(self) -> None:
-        """One pass over all partitions that were written to."""
-        await self._each("checkpoint", self._replicas.loaded(), self._checkpoint)
+    async def checkpoint_all(self, pause_s: float = 0.0) -> None:
+        """One pass over all partitions that were written to, with a pause after each."""
+        changed = [each for each in self._replicas.loaded() if not is_clean(each)]
+
+        async def checkpoint(partition: Partition) -> None:
+            await self._checkpoint(partition)
+            await asyncio.sleep(pause_s)
+
+        await self._each("checkpoint", changed, checkpoint)
 
     async def expire_all(self) -> None:
         """One pass over the producers of all partitions."""

@@ -223,15 +223,19 @@ class FileDisk:
         if not file.users:
             os.close(file.descriptor)
 
-    def _drop(self, path: str) -> None:
-        """Forget a path and everything under it, because its name no longer means that file."""
-        below = path + "/"
+    def _drop(self, path: str, *, is_tree: bool = False) -> None:
+        """Forget a path, and all under it, because its name no longer means that file."""
         with self._mutex:
             self._generation += 1
-            for name in [n for n in self._files if n == path or n.startswith(below)]:
-                self._discard(self._files.pop(name))
-            for name in [n for n in self._failed if n == path or n.startswith(below)]:
-                del self._failed[name]
+            names = [path]
+            if is_tree:
+                below = path + "/"
+                names += [n for n in (*self._files, *self._failed) if n.startswith(below)]
+            for name in names:
+                file = self._files.pop(name, None)
+                if file is not None:
+                    self._discard(file)
+                self._failed.pop(name, None)
 
     @contextmanager
     def _open(self, path: str, create: bool = False) -> Iterator[int]:
@@ -344,12 +348,13 @@ class FileDisk:
     def remove_tree(self, directory: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory)
-        self._drop(directory)
+        self._drop(directory, is_tree=True)
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
-        self._drop(source)
-        self._drop(target)
+        is_tree = os.path.isdir(target)
+        self._drop(source, is_tree=is_tree)
+        self._drop(target, is_tree=is_tree)
 
     def make_directory(self, path: str) -> Sequence[str]:
         changed = []
