@@ -87,7 +87,7 @@ logger = logging.getLogger(__name__)
 # An internal port that nobody chose: 9192 beside 9092, or if that is taken, any.
 INTERNAL_PORT_OFFSET: Final = 100
 FLUSH_INTERVAL_MS: Final = 1_000  # with durability=replicated: what a power failure may cost
-UNREGISTERED_S: Final = 2.0  # longer than a cluster that starts needs to elect somebody
+UNREGISTERED_S: Final = 5.0  # longer than nodes that start together need to elect somebody
 
 
 class StartFailed(Exception):
