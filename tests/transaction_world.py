@@ -5,12 +5,15 @@ from typing import Any
 
 from chronik.coordinator.effects import Effects, ProducerStamp
 from chronik.coordinator.transactions.shard import (
+    Partitions,
     ProducerIdNeeded,
+    SealNeeded,
     TransactionConfig,
     TransactionShard,
     WriteMarkers,
 )
 from chronik.coordinator.transactions.transaction import Transaction
+from chronik.metadata.records import BrokerRecord
 from chronik.model import TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
@@ -31,6 +34,7 @@ class Driver:
         self.log: list[Any] = []
         self.answers: dict[int, Any] = {}
         self.markers: list[WriteMarkers] = []
+        self.seals: list[Partitions] = []
         self.next_id = 100
         self.tokens = 0
 
@@ -83,17 +87,51 @@ class Driver:
         )
 
     def end(self, stamp: ProducerStamp, committed: bool = True, version: int = 1) -> Any:
-        answer = self.ask(
-            lambda token, now: self.shard.end("t", stamp, committed, version, None, token, now)
-        )
-        if isinstance(answer, ProducerIdNeeded):
-            self.next_id += 1
-            answer = self.ask(
-                lambda token, now: self.shard.end(
-                    "t", stamp, committed, version, self.next_id, token, now
-                )
+        """End a transaction, as the handler does: sealed, and with another producer id if need be.
+
+        None if it waits for its markers.
+        """
+        fresh_id: int | None = None
+        sealed: Partitions = frozenset()
+        while True:
+            answer = self.ask_to_end(stamp, committed, version, fresh_id, sealed)
+            if isinstance(answer, ProducerIdNeeded):
+                self.next_id += 1
+                fresh_id = self.next_id
+            elif isinstance(answer, SealNeeded):
+                assert not answer.partitions & sealed
+                sealed |= answer.partitions
+                self.seals.append(answer.partitions)
+            else:
+                return answer
+
+    def ask_to_end(
+        self,
+        stamp: ProducerStamp,
+        committed: bool,
+        version: int,
+        fresh_id: int | None,
+        sealed: Partitions,
+    ) -> Any:
+        """Ask once; the answer may be that something is needed first."""
+        return self.ask(
+            lambda token, now: self.shard.end(
+                "t", stamp, committed, version, fresh_id, token, now, sealed
             )
-        return answer
+        )
+
+    def lose_memory(self, memory_epoch: int) -> None:
+        """A broker comes back whose machine went down."""
+        broker = BrokerRecord(
+            node_id=1,
+            epoch=memory_epoch,
+            incarnation_id="i",
+            directory_id="d",
+            host="h",
+            port=1,
+            memory_epoch=memory_epoch,
+        )
+        self.shard.image = self.shard.image.apply([broker])
 
     def finish(self, stamp: ProducerStamp, committed: bool = True, version: int = 1) -> Any:
         """End a transaction, and write its markers: its end is answered then."""
@@ -113,7 +151,8 @@ class Driver:
 
     def crash(self) -> None:
         """Forget all but the log."""
-        self.shard = new_shard()
+        image, self.shard = self.shard.image, new_shard()
+        self.shard.image = image
         self.markers = []
         for record in self.log:
             self.shard.replay(record, None)

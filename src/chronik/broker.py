@@ -29,6 +29,7 @@ from chronik.coordinator.runtime import CoordinatorRuntime
 from chronik.coordinator.shard import M, RecordFormat
 from chronik.coordinator.transactions.marker_writer import Marker, MarkerWriter
 from chronik.coordinator.transactions.records import TransactionRecordFormat
+from chronik.coordinator.transactions.sealing import Sealing
 from chronik.coordinator.transactions.shard import (
     TransactionConfig,
     TransactionShard,
@@ -157,8 +158,7 @@ class Broker:
         disk.lock(f"{data_dir}/lock")
         Reserve(disk, data_dir).make_room_to_start()
         identity = await self._identify(data_dir)
-        # With fsync nothing that was told to anybody can be lost.
-        self._is_clean = ended_cleanly(disk, data_dir) or self.settings.durability == "fsync"
+        self._ended_cleanly = ended_cleanly(disk, data_dir)
         self._start_metadata(data_dir, identity)
         self._start_replicas(data_dir)
         self._start_coordinators()
@@ -290,6 +290,8 @@ class Broker:
                 return self.unclean_elections.on_log_ends(body)
             case "marker":
                 return self.marker_writer.on_call(body)
+            case "seal":
+                return self.node.sealing.on_call(body)
             case _:
                 return self.members.on_call(method, body)
 
@@ -394,6 +396,7 @@ class Broker:
             groups=self.groups,
             transactions=self.transactions,
             marker_writer=self.marker_writer,
+            sealing=Sealing(metadata, self.replicas),
             disk=self._disk,
             clock=self._clock,
             metrics=self.metrics,
@@ -434,6 +437,7 @@ class Broker:
     async def _register(self, identity: Identity, bound: tuple[str, int]) -> None:
         host, port = self._advertised(bound)
         internal_host, internal_port = self.network.address
+        syncs = self.settings.durability == "fsync"
         command = RegisterBroker(
             node_id=self.node_id,
             incarnation_id=self._incarnation_id,
@@ -443,19 +447,14 @@ class Broker:
             rack=self.settings.rack,
             internal_host=internal_host,
             internal_port=internal_port,
-            is_clean=self._is_clean,
+            # With fsync nothing that counts can be lost, but what a transaction was told can.
+            is_clean=syncs or self._ended_cleanly,
+            lost_memory=syncs and not self._ended_cleanly,
         )
         epoch = await self.supervision.register(command)
         self._registration = (command, epoch)
-        logger.info(
-            "registered",
-            extra={
-                "node_id": self.node_id,
-                "term": self.metadata.term,
-                "index": epoch,
-                "address": f"{host}:{port}",
-            },
-        )
+        extra = {"node_id": self.node_id, "term": self.metadata.term, "index": epoch}
+        logger.info("registered", extra=extra | {"address": f"{host}:{port}"})
         self.addresses = Addresses(kafka=(bound[0], bound[1]), http=None)
 
     def _advertised(self, bound: tuple[str, int]) -> tuple[str, int]:

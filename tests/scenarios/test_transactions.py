@@ -4,6 +4,7 @@ init P [expected]           InitProducerId; with `expected` the producer names i
 add P TOPIC-N... [v2]       partitions for its transaction, by the old or the new protocol
 verify P TOPIC-N...         whether they are in it
 commit P [v2] / abort P [v2]
+lose_memory EPOCH           a broker comes back whose machine went down
 markers                     all markers that were asked for are written
 advance MS                  time passes
 crash                       the log is all that is left
@@ -36,7 +37,7 @@ class Player:
         name, *words = line.split()
         marked = len(self.driver.markers)
         getattr(self, name)(*words)
-        return [*self.logged(), *self.asked(marked), *self.answered()]
+        return [*self.sealed(), *self.logged(), *self.asked(marked), *self.answered()]
 
     def _ask(self, producer: str, answer: object) -> None:
         self.waiting[self.driver.tokens] = producer
@@ -63,6 +64,9 @@ class Player:
         number = 2 if version else 1
         self._ask(producer, self.driver.end(self.stamps[producer], committed, number))
 
+    def lose_memory(self, memory_epoch: str) -> None:
+        self.driver.lose_memory(int(memory_epoch))
+
     def markers(self) -> None:
         self.driver.write_markers()
 
@@ -74,6 +78,10 @@ class Player:
         self.waiting.clear()
 
     # What happened.
+
+    def sealed(self) -> list[str]:
+        seals, self.driver.seals = self.driver.seals, []
+        return ["seal: " + ",".join(sorted(map(str, each))) for each in seals]
 
     def logged(self) -> list[str]:
         records, self.written = self.driver.log[self.written :], len(self.driver.log)

@@ -124,12 +124,12 @@ def test_a_run_that_nobody_heard_of_does_not_make_the_one_before_it_clean(world)
     world.cluster.kill(leader)
     world.cluster.start(leader)
     world.until(lambda: world.cluster.machines[leader].process.is_watched)
-    assert not world.cluster.machines[leader].process.broker._is_clean
+    assert not world.cluster.machines[leader].process.broker._ended_cleanly
     world.until(lambda: world.cluster.machines[leader].process.is_serving)
     world.cluster.kill(leader)
     world.cluster.start(leader)
     world.until(lambda: world.cluster.machines[leader].process.is_watched)
-    assert world.cluster.machines[leader].process.broker._is_clean
+    assert world.cluster.machines[leader].process.broker._ended_cleanly
 
 
 def test_a_consumer_waits_while_a_partition_that_failed_is_fetched_again(world):

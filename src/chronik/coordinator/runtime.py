@@ -9,7 +9,8 @@ in flight, because nobody is told of it before it is safe.
 Invariant: a shard whose append failed is lost, and begins anew from its log; one whose log cannot
 be read stays lost, and never passes for an empty one.
 
-With `transactions.marker_writer` this is the only file of the package that awaits.
+With `transactions.marker_writer` and `transactions.sealing` this is the only file of the package
+that awaits.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from chronik.clock import Clock, SteadyClock
+from chronik.coordinator.committing import sealed
 from chronik.coordinator.effects import Effects, ProducerStamp, Token
 from chronik.coordinator.internal_topics import creation_of
 from chronik.coordinator.pending import Pending
@@ -343,9 +345,7 @@ class CoordinatorRuntime(Generic[M]):
 
 async def _committed(partition: Partition) -> None:
     """Wait until what is in the log is committed, or raise if it never will be."""
-    waiter = _Committed()
-    if not partition.wait_acknowledged(partition.log.end_offset, waiter):
-        await waiter.reply
+    await sealed(partition)
     _check_usable(partition)
 
 
@@ -354,17 +354,6 @@ def _check_usable(partition: Partition) -> None:
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, partition.failure)
     if partition.in_sync is None:
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-
-
-class _Committed:
-    def __init__(self) -> None:
-        self.reply = Pending()
-
-    def acknowledged(self, partition: Partition) -> None:
-        self.reply.resolve(None)
-
-    def failed(self, partition: Partition, error: KafkaError) -> None:
-        self.reply.resolve(None)
 
 
 def _changed_topics(old: Image, new: Image, records: Iterable[Any]) -> Iterable[str]:

@@ -65,6 +65,7 @@ def register_broker(
         in_maintenance=in_maintenance,
         internal_host=command.internal_host,
         internal_port=command.internal_port,
+        memory_epoch=next_index if command.lost_memory else image.memory_epoch,
     )
     follows: list[Record] = [LeaderEpochsRecord(node_id=command.node_id)]
     if not command.is_clean:
@@ -151,7 +152,16 @@ def remove_broker(image: Image, command: RemoveBroker, min_isr: MinInSync) -> De
     if not command.accepts_loss:
         _check_no_loss(image, node_id)
     loss = after_loss(image, node_id, min_isr, is_unclean=True)
-    return Decision((BrokerRemovedRecord(node_id=node_id), *loss))
+    removed = BrokerRemovedRecord(node_id=node_id)
+    return Decision((removed, *_remembering(image, image.apply([removed])), *loss))
+
+
+def _remembering(before: Image, after: Image) -> list[Record]:
+    """The memory epoch outlives the broker that had it."""
+    if after.memory_epoch == before.memory_epoch:
+        return []
+    stays = after.brokers[min(after.brokers)]
+    return [msgspec.structs.replace(stays, memory_epoch=before.memory_epoch)]
 
 
 def is_last(image: Image, node_id: int) -> bool:

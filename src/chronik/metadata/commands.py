@@ -13,8 +13,9 @@ Assignments = Mapping[int, Sequence[int]]  # partition to replicas, the preferre
 class RegisterBroker:
     """A broker has started: its addresses, and the ids of its process and data directory.
 
-    `is_clean` says that it has all that it ever told anybody it had. The response is its broker
-    epoch. Asked again by the same process, it is the same one.
+    `is_clean` says that it has all that it ever told anybody it had; `lost_memory` that its machine
+    went down, and with it what was written and not yet on disk. The response is its broker epoch.
+    Asked again by the same process, it is the same one.
     """
 
     node_id: int
@@ -26,6 +27,7 @@ class RegisterBroker:
     internal_host: str = ""
     internal_port: int = 0
     is_clean: bool = True
+    lost_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,14 @@ class Image:
     partition_count: int = 0
     online_ids: frozenset[int] = frozenset()
 
+    @property
+    def memory_epoch(self) -> int:
+        """Changes whenever a broker comes back that has lost what was in its memory only.
+
+        A transaction that began under another one may lack records that were acknowledged.
+        """
+        return max((each.memory_epoch for each in self.brokers.values()), default=0)
+
     def topic_by_id(self, topic_id: bytes) -> Topic | None:
         name = self.topic_names.get(topic_id)
         return None if name is None else self.topics[name]

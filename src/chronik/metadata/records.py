@@ -40,6 +40,8 @@ class BrokerRecord(Record, frozen=True, kw_only=True):
 
     `in_maintenance` outlives the time that it is offline: a broker that was stopped for
     maintenance comes back to it. One whose disk `is_full` rests as if it were in maintenance.
+    `memory_epoch` is the last registration, of whichever broker, that came after its machine had
+    gone down: see `Image.memory_epoch`.
     """
 
     type: ClassVar[str] = "broker"
@@ -55,6 +57,7 @@ class BrokerRecord(Record, frozen=True, kw_only=True):
     internal_host: str = ""
     internal_port: int = 0
     is_full: bool = False
+    memory_epoch: int = 0
 
 
 class BrokerRemovedRecord(Record, frozen=True, kw_only=True):

@@ -9,11 +9,15 @@ Invariants (DESIGN, rules 17, 19 and 20)
     It does not move while fewer replicas than min.insync are committed to be in sync; so whoever
     left the set since then has everything below it, too.
     A follower that was not heard of in this leader epoch holds it back, if it is in sync.
+    The same holds of what is received and not stored, as far as memory lasts: whoever leads next
+    has what was acknowledged in a transaction, unless its machine went down.
 
 See KIP-497 (compare-and-set), KIP-903 (broker epochs) and KIP-966 (eligible leader replicas).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from chronik.metadata.records import PartitionRecord
 
@@ -32,6 +36,8 @@ class Follower:
     leader_end_offset: int = 0  # where the leader's log ended then
 
 
+_stored_offset: Callable[[Follower], int] = attrgetter("stored_offset")
+_end_offset: Callable[[Follower], int] = attrgetter("end_offset")
 _NOBODY: dict[int, Follower] = {}  # shared by all partitions that have one replica
 
 
@@ -104,20 +110,29 @@ class InSync:
             follower.broker_epoch = UNKNOWN
 
     def high_watermark(self, stored_offset: int, min_insync: int) -> int:
-        """Up to where every replica that counts has the log; UNKNOWN if that must not move.
+        """Up to where every replica that counts has stored the log; UNKNOWN if it must not move.
 
         `stored_offset` is the leader's own.
         """
         if not self.followers:
             return stored_offset
+        return self._least(stored_offset, min_insync, _stored_offset)
+
+    def received_offset(self, end_offset: int, min_insync: int) -> int:
+        """The same for what they have, be it in memory only; `end_offset` is the leader's own."""
+        if not self.followers:
+            return end_offset
+        return self._least(end_offset, min_insync, _end_offset)
+
+    def _least(self, own_offset: int, min_insync: int, has: Callable[[Follower], int]) -> int:
         if len(self.isr) < min(min_insync, self.replica_count):
             return UNKNOWN
-        lowest = stored_offset
+        least = own_offset
         for node_id in self.isr if self.proposed is None else self.proposed.union(self.isr):
             if node_id != self.node_id:
                 follower = self.followers.get(node_id)
-                lowest = min(lowest, UNKNOWN if follower is None else follower.stored_offset)
-        return lowest
+                least = min(least, UNKNOWN if follower is None else has(follower))
+        return least
 
     def lagging(self, leader_end_offset: int, now_ms: int, lag_max_ms: int) -> frozenset[int]:
         """Members of the in-sync set that did not catch up for too long."""
@@ -129,10 +144,17 @@ class InSync:
             and now_ms - follower.caught_up_ms > lag_max_ms
         )
 
-    def caught_up(self, node_id: int, high_watermark: int, epoch_start_offset: int) -> bool:
-        """Whether a follower that is out of sync has come far enough to be in sync."""
+    def caught_up(
+        self, node_id: int, high_watermark: int, epoch_start_offset: int, received_offset: int = 0
+    ) -> bool:
+        """Whether a follower that is out of sync has come far enough to be in sync.
+
+        It needs what was acknowledged as received, too: it may be the next leader.
+        """
         follower = self.followers.get(node_id)
         if follower is None or node_id in self.isr or follower.broker_epoch == UNKNOWN:
+            return False
+        if follower.end_offset < received_offset:
             return False
         return follower.stored_offset >= max(high_watermark, epoch_start_offset)
 

@@ -54,7 +54,12 @@ class InSyncUpdates:
         in_sync = partition.in_sync
         if in_sync is None or node_id in in_sync.isr or in_sync.proposed is not None:
             return
-        if in_sync.caught_up(node_id, partition.high_watermark, partition.epoch_start_offset):
+        if in_sync.caught_up(
+            node_id,
+            partition.high_watermark,
+            partition.epoch_start_offset,
+            partition.received_offset,
+        ):
             self._propose(partition, frozenset((*in_sync.isr, node_id)))
 
     def expand(self, partitions: Iterable[Partition]) -> None:

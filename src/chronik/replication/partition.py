@@ -3,8 +3,10 @@
 An append is admitted, checked against its producer's sequence, stamped and written at once, on
 the event loop; it is acknowledged when the high watermark has passed it. That is the least of what
 the in-sync replicas have stored (`isr`): put on disk by the group commit with durability "fsync",
-written with "replicated". A fetch that found too little watches the partition, and is told when the
-high watermark moves. A follower appends what its leader sends, as it is.
+written with "replicated". A transaction's batches are acknowledged when the in-sync replicas have
+them in memory: its commit waits for the rest (`wait_sealed`). A fetch that found too little watches
+the partition, and is told when the high watermark moves. A follower appends what its leader sends,
+as it is.
 
 Transactions: a client's transactional batch opens its producer's transaction, with a guard that
 says that the coordinator was asked; the coordinator's marker ends it. The last stable offset is
@@ -13,12 +15,10 @@ high watermark has not passed. It moves only when the high watermark or the log 
 
 Invariants
     Neither the high watermark nor the last stable offset ever moves back.
-    Nobody reads at or above the high watermark, who reads committed data not above the last stable
-    offset.
-    A partition whose disk failed answers KAFKA_STORAGE_ERROR until a person has salvaged it.
 
-What it leaves to others: `admission` judges bytes, `producers` sequences, `storage.log` files,
-`replicas` decides which partitions are here and when they are loaded.
+What it leaves to others: `readable` is the reader's side, `admission` judges bytes, `producers`
+sequences, `storage.log` files, `replicas` decides which partitions are here and when they are
+loaded.
 """
 
 import logging
@@ -32,7 +32,6 @@ from chronik.protocol.batch import (
     STAMP_SIZE,
     Batch,
     BatchHeader,
-    last_next_offset,
     read_header,
     stamp,
     verify_crc,
@@ -44,13 +43,13 @@ from chronik.protocol.schema import Buffer
 from chronik.replication.admission import admit
 from chronik.replication.isr import InSync
 from chronik.replication.producers import Producers
+from chronik.replication.readable import Readable
 from chronik.replication.room import Room
 from chronik.replication.topic_config import TopicConfig
-from chronik.replication.transactions import AbortedTxn
 from chronik.replication.verification import Guard
-from chronik.replication.waiting import AckQueue, AckWaiter, Feed, Watcher
+from chronik.replication.waiting import AckQueue, AckWaiter, Feed
 from chronik.storage.commit import GroupCommit
-from chronik.storage.errors import OffsetOutOfRange, StorageError
+from chronik.storage.errors import StorageError
 from chronik.storage.log import Log
 
 logger = logging.getLogger(__name__)
@@ -64,17 +63,17 @@ class Appended:
     end_offset: int  # acknowledged once the high watermark has reached it
     log_append_time_ms: int
     log_start_offset: int
+    is_transactional: bool = False
 
 
-class Partition:
+class Partition(Readable):
     """The local replica of one partition. It leads while `in_sync` is there, else it follows."""
 
     __slots__ = (
         "_acks", "_bytes_unseen", "_bytes_unstable", "_commit", "_durable_acks", "_node_id",
-        "_room", "_stable_offset", "_stored_acks", "config", "epoch_start_offset", "failure",
-        "feeds", "high_watermark", "in_sync", "index", "is_deleted", "is_loaded", "leader_epoch",
-        "log", "name", "on_stored", "producers", "snapshot_is_stale", "snapshot_offset",
-        "snapshot_saved", "snapshot_taken", "topic_id", "watchers",
+        "_received_acks", "_room", "_stored_acks", "config", "epoch_start_offset", "feeds",
+        "in_sync", "index", "is_loaded", "leader_epoch", "name", "on_stored", "received_offset",
+        "snapshot_is_stale", "snapshot_offset", "snapshot_saved", "snapshot_taken", "topic_id",
     )  # fmt: skip
 
     def __init__(
@@ -90,6 +89,7 @@ class Partition:
         durability: Durability,
         room: Room,
     ) -> None:
+        super().__init__(log)
         self.name = name
         self.topic_id = topic_id
         self.index = record.partition
@@ -97,26 +97,20 @@ class Partition:
         self.leader_epoch = record.leader_epoch
         self.epoch_start_offset = 0  # where this leader's own epoch begins
         self.in_sync: InSync | None = None
-        self.log = log
         self.config = config
-        self.producers = Producers()
         self.snapshot_offset = 0  # where the log ended when the producers were saved last
         self.snapshot_is_stale = False  # whether the saved one lists what is forgotten since
         self.snapshot_taken = self.snapshot_saved = 0  # counts, to save none over a later one
-        self.high_watermark = log.log_start_offset
-        self._stable_offset = log.log_start_offset
+        self.received_offset = 0  # up to where a transaction's records may be acknowledged
         self.is_loaded = False
-        self.is_deleted = False
-        self.failure: str | None = None
         self._commit = commit
         self._room = room
         self._durable_acks = durability == "fsync"
         # These are there only while somebody waits: they are large, and most partitions idle.
-        # In the order in which they came, so that nobody is told before his turn.
-        self.watchers: dict[Watcher, None] | None = None
         self.feeds: dict[Feed, None] | None = None
         self._acks: AckQueue | None = None
         self._stored_acks: AckQueue | None = None
+        self._received_acks: AckQueue | None = None
         self.on_stored: Callable[[Partition], None] | None = None  # a follower's own progress
         self._bytes_unseen = 0
         self._bytes_unstable = 0  # appended since the last stable offset was the high watermark
@@ -152,13 +146,17 @@ class Partition:
         if in_sync is not None and record.leader_epoch == self.leader_epoch:
             in_sync.committed(record, now_ms)
             self.recount()
-            if self._acks and self.is_under_min_insync:
+            if self.is_under_min_insync:
                 # It may take long until there are enough again. The producer may ask once more.
-                self._acks.fail(self, KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
+                error = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+                for queue in (self._acks, self._received_acks):
+                    if queue is not None:
+                        queue.fail(self, error)
             return
         self.leader_epoch = record.leader_epoch
         self.in_sync = InSync(self._node_id, record, now_ms)
         self.epoch_start_offset = self.log.end_offset
+        self.received_offset = 0
         self.on_stored = None
         self._notify(0)  # A parked fetch may carry the old epoch, and must be told.
         if self.is_loaded:
@@ -169,6 +167,7 @@ class Partition:
         if self.in_sync is None and leader_epoch == self.leader_epoch:
             return
         self.in_sync = None
+        self.received_offset = 0
         self.leader_epoch = leader_epoch
         self._release(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
 
@@ -199,7 +198,24 @@ class Partition:
         stored_offset = self.stored_offset
         if self._stored_acks is not None and not self._stored_acks.reached(stored_offset, self):
             self._stored_acks = None
+        received = self._received_acks
+        if received is not None and not received.reached(self.recount_received(), self):
+            self._received_acks = None
         self._advance(self.in_sync.high_watermark(stored_offset, self.config.min_insync_replicas))
+
+    @property
+    def is_told_ahead(self) -> bool:
+        """Whether a transaction was told of records that the high watermark has not passed yet."""
+        return self.received_offset > self.high_watermark
+
+    def recount_received(self) -> int:
+        """Up to where the in-sync replicas have the log, be it in memory."""
+        assert self.in_sync is not None
+        received_offset = self.in_sync.received_offset(
+            self.log.end_offset, self.config.min_insync_replicas
+        )
+        self.received_offset = max(self.received_offset, received_offset)
+        return self.received_offset
 
     # Appends.
 
@@ -230,6 +246,7 @@ class Partition:
         if repeated is not None:
             return repeated
         base_offset = self.log.end_offset
+        is_transactional = len(batches) == 1 and batches[0].header.is_transactional
         bytes_written = 0
         try:
             for batch in batches:
@@ -238,15 +255,16 @@ class Partition:
         finally:
             # Of a legacy set a later batch may fail: what is in the log counts all the same.
             if bytes_written:
-                self._written(bytes_written)
-        return self._appended(base_offset, now_ms)
+                self._written(bytes_written, may_wait=is_transactional)
+        return self._appended(base_offset, now_ms, is_transactional)
 
-    def _appended(self, base_offset: int, now_ms: int) -> Appended:
+    def _appended(self, base_offset: int, now_ms: int, is_transactional: bool = False) -> Appended:
         return Appended(
             base_offset=base_offset,
             end_offset=self.log.end_offset,
             log_append_time_ms=now_ms if self.config.append_time else NO_TIMESTAMP,
             log_start_offset=self.log.log_start_offset,
+            is_transactional=is_transactional,
         )
 
     def append_marker(
@@ -315,6 +333,7 @@ class Partition:
             end_offset=earlier.base_offset + earlier.last_offset_delta + 1,
             log_append_time_ms=earlier.timestamp if self.config.append_time else NO_TIMESTAMP,
             log_start_offset=self.log.log_start_offset,
+            is_transactional=batches[0].header.is_transactional,
         )
 
     def _write(self, batch: Batch, now_ms: int, marker: EndTxnMarker | None = None) -> None:
@@ -337,10 +356,10 @@ class Partition:
                 self.fail(str(error))  # A full disk, in contrast, leaves the log as it was.
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 
-    def _written(self, bytes_written: int) -> None:
+    def _written(self, bytes_written: int, *, may_wait: bool = False) -> None:
         self._bytes_unseen += bytes_written
         self._bytes_unstable += bytes_written
-        self._commit.add(self.log)
+        self._commit.add(self.log, may_wait=may_wait)
         for feed in self.feeds or ():
             feed.appended()
         if not self._durable_acks and self.in_sync is not None:
@@ -411,6 +430,22 @@ class Partition:
         self._stored_acks.add(end_offset, waiter)
         return False
 
+    def wait_received(self, end_offset: int, waiter: AckWaiter) -> bool:
+        """The same for a transaction's records: every in-sync replica has them, in memory."""
+        if end_offset <= self.received_offset:
+            return True
+        if self._received_acks is None:
+            self._received_acks = AckQueue()
+        self._received_acks.add(end_offset, waiter)
+        return False
+
+    def wait_sealed(self, waiter: AckWaiter) -> bool:
+        """The same for all that is in the log now to be committed, without delay."""
+        end_offset = self.log.end_offset
+        if end_offset > self.log.durable_offset:
+            self._commit.add(self.log)
+        return self.wait_acknowledged(end_offset, waiter)
+
     def on_durable(self) -> None:
         """The group commit has put more of the log on disk."""
         if not self.is_loaded:
@@ -455,92 +490,6 @@ class Partition:
         for watcher in tuple(self.watchers or ()):
             watcher.moved(self, bytes_appended, bytes_stable)
 
-    def watch(self, watcher: Watcher) -> None:
-        """Tell the watcher when there is more to read, until `unwatch`."""
-        if self.watchers is None:
-            self.watchers = {}
-        self.watchers[watcher] = None
-
-    def unwatch(self, watcher: Watcher) -> None:
-        """Tell the watcher nothing any more."""
-        if self.watchers is not None:
-            self.watchers.pop(watcher, None)
-            if not self.watchers:
-                self.watchers = None
-
-    # Reads.
-
-    def read(
-        self,
-        offset: int,
-        max_bytes: int,
-        *,
-        committed: bool = False,
-        at_least_one_batch: bool = True,
-        nowait: bool = True,
-    ) -> Buffer | None:
-        """Whole batches below the high watermark; None if the disk would have to be waited for.
-
-        With `committed` only below the last stable offset: what was aborted is among it, and
-        `aborted_transactions` tells which.
-        """
-        limit_offset = self.last_stable_offset if committed else self.high_watermark
-        return self._read(
-            offset,
-            max_bytes,
-            limit_offset,
-            at_least_one_batch=at_least_one_batch,
-            nowait=nowait,
-        )
-
-    def read_for_follower(
-        self, offset: int, max_bytes: int, *, nowait: bool = True
-    ) -> Buffer | None:
-        """Whole batches up to the log's end; None if the disk would have to be waited for."""
-        return self._read(
-            offset, max_bytes, self.log.end_offset, at_least_one_batch=True, nowait=nowait
-        )
-
-    def _read(
-        self,
-        offset: int,
-        max_bytes: int,
-        limit_offset: int,
-        *,
-        at_least_one_batch: bool,
-        nowait: bool,
-    ) -> Buffer | None:
-        self._check_usable()
-        if not self.log.log_start_offset <= offset <= self.log.end_offset:
-            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
-        if offset >= limit_offset or max_bytes <= 0:
-            return b""
-        try:
-            return self.log.read(
-                offset,
-                max_bytes,
-                limit_offset,
-                at_least_one_batch=at_least_one_batch,
-                nowait=nowait,
-            )
-        except OffsetOutOfRange:  # The log start moved while a thread was reading.
-            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE) from None
-        except (OSError, StorageError) as error:
-            self._check_usable()  # Deleted while a thread was reading: then that is the answer.
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-
-    @property
-    def last_stable_offset(self) -> int:
-        """Up to where everything is decided, and so where read_committed reads."""
-        # Of an open transaction retention may have taken the beginning away.
-        return max(self._stable_offset, self.log.log_start_offset)
-
-    def aborted_transactions(self, offset: int, records: Buffer) -> list[AbortedTxn]:
-        """The aborted transactions that concern what was read from an offset."""
-        if not len(records) or not self.producers.has_aborted(offset):
-            return []
-        return self.producers.aborted_between(offset, last_next_offset(records))
-
     # Changes from outside.
 
     def delete_records(self, offset: int) -> int:
@@ -582,7 +531,7 @@ class Partition:
         self._release(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, reason))
 
     def _release(self, error: KafkaError) -> None:
-        for queue in (self._acks, self._stored_acks):
+        for queue in (self._acks, self._stored_acks, self._received_acks):
             if queue is not None:
                 queue.fail(self, error)
         self._notify(0)
@@ -591,9 +540,3 @@ class Partition:
         self._check_usable()
         if self.in_sync is None:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-
-    def _check_usable(self) -> None:
-        if self.failure is not None:
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, self.failure)
-        if self.is_deleted:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -10,6 +10,7 @@ from chronik.coordinator.effects import Caller
 from chronik.coordinator.groups.shard import GroupShard
 from chronik.coordinator.runtime import CoordinatorRuntime
 from chronik.coordinator.transactions.marker_writer import MarkerWriter
+from chronik.coordinator.transactions.sealing import Sealing
 from chronik.coordinator.transactions.shard import TransactionShard
 from chronik.metadata.image import BROKER, Image, Topic
 from chronik.metadata.runtime import MetadataRuntime
@@ -42,6 +43,7 @@ class Node:
     groups: CoordinatorRuntime[GroupShard]
     transactions: CoordinatorRuntime[TransactionShard]
     marker_writer: MarkerWriter
+    sealing: Sealing
     disk: Disk
     clock: Clock
     metrics: Metrics

@@ -2,7 +2,7 @@
 
 Logs that got batches are marked; one round at a time takes all marked ones, syncs their files and
 new directory entries in threads, and reports in one callback on the loop. Batches that arrive
-during a round go into the next.
+during a round go into the next. A log that nobody waits for yet may wait for others.
 
 Invariants
     One round at a time, so a later round never overtakes an earlier one.
@@ -23,6 +23,7 @@ from chronik.storage.errors import is_no_room
 from chronik.storage.log import Log, SyncWork
 
 RETRY_S: Final = 0.5  # after a checkpoint for which there was no room
+TARRY_MS: Final = 5  # if nobody waits: 200 rounds a second cost little, and readers wait no longer
 
 
 class OnDurable(Protocol):
@@ -49,15 +50,28 @@ class GroupCommit:
         self._round: list[tuple[Log, SyncWork]] | None = None
         self._checkpoints: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._is_urgent = False  # whether somebody waits for a log that is marked
         self._idle = asyncio.Event()
         self._idle.set()
         self.round_count = 0
 
-    def add(self, log: Log) -> None:
-        """Mark a log that was appended to, so that the next round makes it durable."""
+    def add(self, log: Log, *, may_wait: bool = False) -> None:
+        """Mark a log that was appended to, so that the next round makes it durable.
+
+        With `may_wait` nobody waits for that: the round may come a little later.
+        """
         self._dirty[log] = None
+        if not may_wait and not self._is_urgent:
+            self._is_urgent = True
+            if not self._interval_ms and isinstance(self._timer, asyncio.TimerHandle):
+                self._timer.cancel()
+                self._timer = None
         if self._round is None and self._timer is None:
-            self._schedule(self._interval_ms)
+            self._schedule(self._delay_ms)
+
+    @property
+    def _delay_ms(self) -> int:
+        return self._interval_ms or (0 if self._is_urgent else TARRY_MS)
 
     def _schedule(self, delay_ms: int) -> None:
         self._idle.clear()
@@ -72,6 +86,7 @@ class GroupCommit:
         """Begin a round with all logs that are marked."""
         self._timer = None
         dirty, self._dirty = self._dirty, {}
+        self._is_urgent = False
         self.round_count += 1
         self._round = [(log, log.begin_sync()) for log in dirty if log.failed is None]
         files = [path for _, work in self._round for path in work.files]
@@ -123,8 +138,8 @@ class GroupCommit:
         self._round = None
         if not self._dirty:
             self._idle.set()
-        elif self._interval_ms:
-            self._schedule(self._interval_ms)
+        elif self._delay_ms:
+            self._schedule(self._delay_ms)
         else:
             self._start()
 

@@ -16,7 +16,10 @@ from sim.world.data_campaign import DATA
 
 import chronik.broker
 from chronik.config.settings import Durability
+from chronik.coordinator.transactions.shard import Partitions, TransactionShard
+from chronik.coordinator.transactions.transaction import Transaction
 from chronik.metadata import brokers
+from chronik.metadata.image import Image
 from chronik.metadata.records import LeaderEpochsRecord
 from chronik.replication.isr import InSync
 from chronik.replication.partition import Partition
@@ -60,8 +63,8 @@ def counts_what_is_only_written() -> Iterator[None]:
     with patch.object(Partition, "stored_offset", property(lambda self: self.log.end_offset)):
         original = Partition._written
 
-        def written(partition: Partition, bytes_written: int) -> None:
-            original(partition, bytes_written)
+        def written(partition: Partition, bytes_written: int, *, may_wait: bool = False) -> None:
+            original(partition, bytes_written, may_wait=may_wait)
             if partition.in_sync is not None:
                 partition.recount()
 
@@ -84,6 +87,21 @@ def counts_below_min_insync() -> Iterator[None]:
 
     with patch.object(InSync, "high_watermark", of_any):
         yield
+
+
+def commits_what_is_not_sealed() -> AbstractContextManager[object]:
+    """ADR 0019: a commit does not wait until what was acknowledged in memory is on disk."""
+    not_whole = TransactionShard._not_whole
+
+    def never_unsealed(shard: TransactionShard, known: Transaction, _: Partitions) -> object:
+        return not_whole(shard, known, known.partitions)
+
+    return patch.object(TransactionShard, "_not_whole", never_unsealed)
+
+
+def commits_in_spite_of_lost_memory() -> AbstractContextManager[object]:
+    """ADR 0019: nobody minds that a machine went down that had acknowledged records."""
+    return patch.object(Image, "memory_epoch", property(lambda self: 0))
 
 
 @dataclass(frozen=True)
@@ -111,6 +129,8 @@ class DataBug:
 
 LOSS = "lacks committed|committed batch|cuts|lost|two batches|has changed|differ"
 
+HALF = "of which is visible"
+
 DATA_BUGS = {
     "17: the high watermark of a proposed set": DataBug(
         counts_only_the_proposed_set,
@@ -131,5 +151,11 @@ DATA_BUGS = {
         LOSS,
         {"kill_replicas": 4},
         node_count=5,  # so that there is a quorum when two replicas of three are away
+    ),
+    "a commit without seals": DataBug(
+        commits_what_is_not_sealed, HALF, {"power_all": 12}, disk_s=0.3
+    ),
+    "a commit after lost memory": DataBug(
+        commits_in_spite_of_lost_memory, HALF, {"power_all": 4}, disk_s=0.15
     ),
 }

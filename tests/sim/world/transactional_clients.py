@@ -9,6 +9,7 @@ stays open once the producers have begun anew.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from sim.world.data_clients import AGAIN_S, FAILURES, PLACES, Workload
 from chronik.client.cluster import Cluster, check
 from chronik.client.consumer import Consumer
 from chronik.client.coordinators import Coordinators, KeyType
+from chronik.client.link import ConnectionFailed
 from chronik.client.offsets import LATEST, list_offsets
 from chronik.model import TopicPartition
 from chronik.protocol import apis, coordinator_apis
@@ -48,6 +50,7 @@ GROUP = "offsets"
 OFFSET_OF = "quick"  # the topic whose offsets are committed
 TIMEOUT_MS = 2_000
 TRANSACTION_MS = 20_000
+INSISTS_S = 15.0  # longer than a house is without power
 PATIENCE_S = 5.0  # for a coordinator that is busy with the last transaction
 # The protocol of KIP-890, and the last version of OffsetFetch that has names.
 VERSION = {apis.INIT_PRODUCER_ID.key: 5, coordinator_apis.OFFSET_FETCH.key: 9}
@@ -141,6 +144,17 @@ class Transactor:
         check(code(answer), f"{self.name}: {api.name}")
         return answer
 
+    async def _insist(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Ask again while nobody answers: a client waits for its commit for a minute."""
+        give_up = asyncio.get_running_loop().time() + INSISTS_S
+        while True:
+            try:
+                return await ask()
+            except ConnectionFailed:
+                if asyncio.get_running_loop().time() > give_up:
+                    raise
+                await asyncio.sleep(AGAIN_S)
+
     async def begin_anew(self) -> None:
         """Get an epoch of its own: whatever was open is aborted."""
         request = InitProducerIdRequest(
@@ -206,12 +220,14 @@ class Transactor:
         request = EndTxnRequest(transactional_id=self.name, committed=committed, **self._stamp)
         if committed:
             transaction.is_committed = None
-        answer = await self._ask(
-            KeyType.TRANSACTION,
-            self.name,
-            request,
-            coordinator_apis.END_TXN,
-            lambda answer: answer.error_code,
+        answer = await self._insist(
+            lambda: self._ask(
+                KeyType.TRANSACTION,
+                self.name,
+                request,
+                coordinator_apis.END_TXN,
+                lambda answer: answer.error_code,
+            )
         )
         transaction.is_committed = committed
         self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch

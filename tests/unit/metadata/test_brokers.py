@@ -441,3 +441,26 @@ def test_a_full_broker_comes_back_to_what_it_was(three: Image) -> None:
     assert image.brokers[2].status == ONLINE
     stale = SetDiskFull(node_id=2, broker_epoch=1, is_full=True)
     assert refused(image, stale).code is ErrorCode.STALE_BROKER_EPOCH
+
+
+# Memory.
+
+
+def test_the_memory_epoch_changes_when_a_broker_comes_back_without_its_memory() -> None:
+    image, _ = run(Image(), registration(1), next_index=3)
+    image, _ = run(image, registration(2), next_index=4)
+    assert image.memory_epoch == 0
+    forgetful = replace(registration(2, "second"), lost_memory=True)
+    image, _ = run(image, forgetful, next_index=9)
+    assert image.memory_epoch == 9
+    image, _ = run(image, registration(2, "third"), next_index=12)
+    assert image.memory_epoch == 9, "a later clean start does not bring anything back"
+
+
+def test_the_memory_epoch_outlives_its_broker() -> None:
+    image, _ = run(Image(), registration(1), next_index=3)
+    forgetful = replace(registration(2), lost_memory=True)
+    image, _ = run(image, forgetful, next_index=4)
+    image, _ = run(image, RemoveBroker(node_id=2), next_index=5)
+    assert image.memory_epoch == 4
+    assert Image().apply(image.to_records()) == image

@@ -133,3 +133,23 @@ def test_a_follower_whose_connection_is_gone_is_not_added() -> None:
 
 def test_a_stranger_is_not_heard() -> None:
     assert not led(1, 2).progressed(9, 7, 1, 1, 1, 1)
+
+
+def test_what_is_received_counts_as_far_as_memory_lasts() -> None:
+    assert led(1, replicas=(1,)).received_offset(42, min_insync=1) == 42
+    in_sync = led(1, 2, 3)
+    heard(in_sync, 2, 90, stored=10)
+    assert in_sync.received_offset(100, 1) == UNKNOWN
+    heard(in_sync, 3, 80, stored=20)
+    assert in_sync.received_offset(100, 1) == 80
+    assert in_sync.received_offset(70, 1) == 70
+    in_sync.proposed = frozenset({1, 2})
+    assert in_sync.received_offset(100, 1) == 80, "both sets count while a change is in flight"
+    assert led(1).received_offset(100, 2) == UNKNOWN, "too few are in sync"
+
+
+def test_a_follower_is_not_caught_up_without_what_was_acknowledged_as_received() -> None:
+    in_sync = led(1, 2)
+    heard(in_sync, 3, 60, stored=50)
+    assert in_sync.caught_up(3, 50, 0, received_offset=60)
+    assert not in_sync.caught_up(3, 50, 0, received_offset=61)

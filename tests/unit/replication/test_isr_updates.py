@@ -36,6 +36,7 @@ def idle_partition() -> Any:
         in_sync=in_sync,
         high_watermark=10,
         epoch_start_offset=0,
+        received_offset=0,
         is_deleted=False,
         topic_id=bytes(16),
         index=0,

@@ -25,8 +25,11 @@ BROKER = BrokerConfig(static={}, cluster={}, broker={})
 class Commit:
     """A group commit whose rounds the test runs."""
 
-    def add(self, log: Log) -> None:
-        pass
+    def __init__(self) -> None:
+        self.urgent = 0
+
+    def add(self, log: Log, *, may_wait: bool = False) -> None:
+        self.urgent += not may_wait
 
 
 class Told:
@@ -39,12 +42,27 @@ class Told:
         self.moves.append((bytes_appended, bytes_stable))
 
 
-def opened(durability: str = "replicated", **overrides: str) -> Partition:
+class Acked:
+    """Who waits for acks, and how it was answered."""
+
+    def __init__(self) -> None:
+        self.answers: list[ErrorCode] = []
+
+    def acknowledged(self, partition: Partition) -> None:
+        self.answers.append(ErrorCode.NONE)
+
+    def failed(self, partition: Partition, error: KafkaError) -> None:
+        self.answers.append(error.code)
+
+
+def opened(
+    durability: str = "replicated", replicas: tuple[int, ...] = (1,), **overrides: str
+) -> Partition:
     config = topic_config({k.replace("_", "."): v for k, v in overrides.items()}, BROKER)
     fields: Any = {"commit": Commit(), "durability": durability, "room": Room()}
     log = Log(MemoryDisk(), "/data/topics/t.id/0", config.log)
     record = PartitionRecord(
-        topic_id="", partition=0, replicas=(1,), isr=(1,), leader=1, leader_epoch=4
+        topic_id="", partition=0, replicas=replicas, isr=replicas, leader=1, leader_epoch=4
     )
     partition = Partition(
         name="t", topic_id=b"", node_id=1, record=record, log=log, config=config, **fields
@@ -303,3 +321,73 @@ def test_producers_come_back_from_the_log(partition: Partition) -> None:
 
 def headers(log: Log) -> Iterator[tuple[int, bytes]]:
     return ((header.base_offset, bytes(control)) for header, control in scan(log, 0))
+
+
+# What a transaction is told of its records, and what its commit waits for.
+
+
+def test_a_transactions_records_are_acknowledged_in_memory_and_sealed_on_disk() -> None:
+    partition = opened("fsync")
+    appended = put(partition, batch(0))
+    assert appended.is_transactional
+    assert partition.recount_received() == appended.end_offset
+    assert partition.wait_received(appended.end_offset, Acked())
+    assert partition.high_watermark == 0, "nobody reads what is not on disk"
+    commit: Any = partition._commit
+    assert commit.urgent == 0, "nobody waits for the disk"
+    sealed = Acked()
+    assert not partition.wait_sealed(sealed)
+    assert commit.urgent == 1
+    sync(partition)
+    assert sealed.answers == [ErrorCode.NONE]
+    assert partition.wait_sealed(Acked())
+    again = put(partition, batch(0))
+    assert (again.base_offset, again.is_transactional) == (0, True)
+
+
+def test_every_in_sync_replica_must_have_a_transactions_records() -> None:
+    partition = opened("fsync", (1, 2, 3))
+    end_offset = put(partition, batch(0)).end_offset
+    waiter = Acked()
+    assert partition.recount_received() == 0
+    assert not partition.wait_received(end_offset, waiter)
+    partition.replica_progressed(2, 7, end_offset, 0, 0)
+    assert not waiter.answers
+    partition.replica_progressed(3, 7, end_offset, 0, 0)
+    assert waiter.answers == [ErrorCode.NONE]
+    assert partition.received_offset == end_offset
+    assert partition.high_watermark == 0
+
+
+def test_whoever_waits_for_replicas_is_told_when_too_few_are_left() -> None:
+    partition = opened("fsync", (1, 2), min_insync_replicas="2")
+    waiter = Acked()
+    assert not partition.wait_received(put(partition, batch(0)).end_offset, waiter)
+    alone = PartitionRecord(
+        topic_id="",
+        partition=0,
+        replicas=(1, 2),
+        isr=(1,),
+        leader=1,
+        leader_epoch=4,
+        partition_epoch=1,
+    )
+    partition.lead(alone, now_ms=0)
+    assert waiter.answers == [ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND]
+    waiter = Acked()
+    assert not partition.wait_received(1, waiter)
+    assert not partition.wait_sealed(waiter)
+    partition.follow(5)
+    assert waiter.answers == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 2
+
+
+def test_a_leader_in_a_new_epoch_has_acknowledged_nothing_yet() -> None:
+    partition = opened("fsync", (1, 2))
+    end_offset = put(partition, batch(0)).end_offset
+    partition.replica_progressed(2, 7, end_offset, 0, 0)
+    assert partition.recount_received() == end_offset
+    record = PartitionRecord(
+        topic_id="", partition=0, replicas=(1, 2), isr=(1, 2), leader=1, leader_epoch=6
+    )
+    partition.lead(record, now_ms=0)
+    assert partition.recount_received() == 0

@@ -314,3 +314,48 @@ def test_a_checkpoint_without_room_is_tried_again(monkeypatch: pytest.MonkeyPatc
         assert log.failed is None
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_log_that_nobody_waits_for_waits_for_another() -> None:
+    disk = RecordingDisk()
+    lazy, urgent = (Log(disk, f"/data/t/{i}", CONFIG) for i in range(2))
+    durable: list[Log] = []
+
+    async def main() -> None:
+        commit = GroupCommit(disk, durable.append, unexpected)
+        append(lazy, make_batch(0), born=False)
+        commit.add(lazy, may_wait=True)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not disk.rounds, "it tarries"
+        append(urgent, make_batch(0), born=False)
+        commit.add(urgent)
+        await asyncio.sleep(0)
+        assert commit.round_count == 1
+        await commit.drain()
+        append(lazy, make_batch(1), born=False)
+        commit.add(lazy, may_wait=True)
+        commit.add(lazy)  # Somebody waits now.
+        await asyncio.sleep(0)
+        assert commit.round_count == 2
+        append(lazy, make_batch(2), born=False)
+        commit.add(lazy, may_wait=True)  # During a round: the next one follows by itself.
+        await commit.drain()
+        assert commit.round_count == 3
+
+    asyncio.run(main())
+    assert durable == [lazy, urgent, lazy, lazy]
+
+
+def test_whoever_drains_does_not_tarry() -> None:
+    disk = RecordingDisk()
+    log = Log(disk, "/data/t/0", CONFIG)
+
+    async def main() -> None:
+        commit = GroupCommit(disk, lambda log: None, unexpected)
+        append(log, make_batch(0), born=False)
+        commit.add(log, may_wait=True)
+        await commit.drain()
+        assert log.durable_offset == 1
+
+    asyncio.run(main())

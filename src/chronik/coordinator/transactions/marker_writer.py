@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from chronik.clock import Clock
+from chronik.coordinator.committing import CommitWaiter
 from chronik.coordinator.effects import ProducerStamp
 from chronik.coordinator.internal_topics import TRANSACTION_STATE
 from chronik.coordinator.pending import Pending
@@ -184,7 +185,7 @@ class MarkerWriter:
             reply.resolve(error.code)
             return
         self._on_written(where, marker)
-        waiter = _Waiter(reply)
+        waiter = CommitWaiter(reply)
         if partition.wait_acknowledged(appended.end_offset, waiter):
             waiter.acknowledged(partition)
 
@@ -195,21 +196,3 @@ class MarkerWriter:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _Waiter:
-    """Resolves a reply once its marker is committed, or its partition failed."""
-
-    __slots__ = ("_reply",)
-
-    def __init__(self, reply: Pending) -> None:
-        self._reply = reply
-
-    def acknowledged(self, partition: Partition) -> None:
-        self._reply.resolve(ErrorCode.NONE)
-
-    def failed(self, partition: Partition, error: KafkaError) -> None:
-        is_gone = partition.failure is None
-        self._reply.resolve(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_gone else ErrorCode.KAFKA_STORAGE_ERROR
-        )

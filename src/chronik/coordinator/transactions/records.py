@@ -51,6 +51,8 @@ class TransactionLogValue(Message):
     transaction_last_update_timestamp_ms: int64
     transaction_start_timestamp_ms: int64
     client_transaction_version: Annotated[int16, tagged(2, since=1)] = 0
+    # Ours: Kafka keeps tags that it does not know aside.
+    memory_epoch: Annotated[int64, tagged(1000, since=1)] = 0
 
 
 _FORMATS: Final = RecordFormats(

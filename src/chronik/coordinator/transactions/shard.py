@@ -4,6 +4,10 @@ The machine decides about requests and deadlines by the rules of Kafka's transac
 (KIP-98, 360, 447, 588, 890). It writes no marker itself: a `WriteMarkers` action asks for them
 once the decision is committed, and `markers_written` completes the transaction.
 
+What a transaction's producer was told of its records promises nothing: every in-sync replica has
+them, in memory. The commit is the promise. So it is decided only once all partitions are sealed
+(`SealNeeded`), and refused if somewhere memory was lost since the transaction began (ADR 0019).
+
 A request that comes while markers are being written waits for them, at most `BUSY_WAIT_MS`, and
 is then answered CONCURRENT_TRANSACTIONS. Kafka answers so at once, and its clients ask again 20 ms
 later; the markers are there after one or two. The request that ended the transaction waits too,
@@ -13,6 +17,7 @@ Invariants
     Every change of a transaction is one record; replaying the records gives the live state.
     A transaction whose Prepare record is committed ends as it says, whatever crashes.
     An epoch that was fenced is never accepted again.
+    A transaction is committed only with all that was acknowledged in it, and that on disk.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -20,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from chronik.coordinator.effects import Effects, ProducerStamp, Record, Token
+from chronik.coordinator.internal_topics import CONSUMER_OFFSETS
 from chronik.coordinator.timers import Timers
 from chronik.coordinator.transactions.records import TransactionLogKey, TransactionLogValue
 from chronik.coordinator.transactions.transaction import S, Transaction, TransactionState
@@ -34,6 +40,12 @@ Partitions = frozenset[TopicPartition]
 
 class ProducerIdNeeded(NamedTuple):
     """The answer to a request that must come again, with a fresh producer id."""
+
+
+class SealNeeded(NamedTuple):
+    """The answer to a commit that must come again, once these partitions are sealed as well."""
+
+    partitions: Partitions
 
 
 class Outcome(NamedTuple):
@@ -172,7 +184,10 @@ class TransactionShard:
             if known.state is S.ONGOING and partitions <= known.partitions:
                 return _answer(token, Outcome(ErrorCode.NONE, stamp))
             effects = self._change(
-                known.with_partitions(partitions, transaction_version, now_ms), now_ms
+                known.with_partitions(
+                    partitions, transaction_version, self.image.memory_epoch, now_ms
+                ),
+                now_ms,
             )
             effects.reply(token, Outcome(ErrorCode.NONE, stamp))
             return effects
@@ -209,8 +224,9 @@ class TransactionShard:
         fresh_id: int | None,
         token: Token,
         now_ms: int,
+        sealed: Partitions = frozenset(),
     ) -> Effects:
-        """Commit or abort what the producer has open."""
+        """Commit or abort what the producer has open; a commit needs its partitions `sealed`."""
         known = self.transactions.get(transactional_id)
         if known is not None and known.is_ending and not _may_wait(known, stamp, committed):
             # It asks for the other end, or is fenced: no waiting changes that.
@@ -219,7 +235,14 @@ class TransactionShard:
 
         def attempt(now_ms: int) -> Effects:
             return self._end(
-                transactional_id, stamp, committed, transaction_version, fresh_id, token, now_ms
+                transactional_id,
+                stamp,
+                committed,
+                transaction_version,
+                fresh_id,
+                token,
+                now_ms,
+                sealed,
             )
 
         return self._when_idle(transactional_id, token, attempt, now_ms)
@@ -233,6 +256,7 @@ class TransactionShard:
         fresh_id: int | None,
         token: Token,
         now_ms: int,
+        sealed: Partitions,
     ) -> Effects:
         known = self.transactions.get(transactional_id)
         if known is None:
@@ -249,6 +273,10 @@ class TransactionShard:
             may_end_empty = begins_empty and not committed and transaction_version >= 2
             if not may_end_empty:
                 return _answer(token, Outcome(ErrorCode.INVALID_TXN_STATE))
+        elif committed:
+            not_whole = self._not_whole(known, sealed)
+            if not_whole is not None:
+                return _answer(token, not_whole)
         next_id = NO_PRODUCER_ID
         if transaction_version >= 2 and known.is_epoch_exhausted:
             if fresh_id is None:
@@ -267,6 +295,15 @@ class TransactionShard:
         told = Effects(told=[(token, outcome)])
         self._defer(transactional_id, _Deferred(token, outcome, lambda _: told), now_ms)
         return effects
+
+    def _not_whole(self, known: Transaction, sealed: Partitions) -> SealNeeded | Outcome | None:
+        """Why a transaction cannot be committed now, if so: whoever asks may abort it."""
+        if known.memory_epoch != self.image.memory_epoch:
+            return Outcome(ErrorCode.TRANSACTION_ABORTABLE)
+        unsealed = frozenset(
+            each for each in known.partitions - sealed if each.topic != CONSUMER_OFFSETS
+        )
+        return SealNeeded(unsealed) if unsealed else None
 
     def markers_written(self, transactional_id: str, stamp: ProducerStamp, now_ms: int) -> Effects:
         """All partitions have the marker: the transaction is over."""

@@ -63,6 +63,7 @@ class Transaction:
     started_ms: int = NO_TIMESTAMP
     updated_ms: int = NO_TIMESTAMP
     version: int = 0  # the transaction.version of the client that moved it last
+    memory_epoch: int = 0  # the cluster's, when it began
 
     @property
     def stamp(self) -> ProducerStamp:
@@ -121,7 +122,7 @@ class Transaction:
         )
 
     def with_partitions(
-        self, partitions: frozenset[TopicPartition], version: int, now_ms: int
+        self, partitions: frozenset[TopicPartition], version: int, memory_epoch: int, now_ms: int
     ) -> "Transaction":
         """These partitions belong to the transaction, which begins if it had not."""
         begins = self.state is not S.ONGOING
@@ -132,6 +133,7 @@ class Transaction:
             started_ms=now_ms if begins else self.started_ms,
             updated_ms=now_ms,
             version=version,
+            memory_epoch=memory_epoch if begins else self.memory_epoch,
         )
 
     def fenced(self) -> "Transaction":
@@ -205,6 +207,7 @@ class Transaction:
             transaction_last_update_timestamp_ms=self.updated_ms,
             transaction_start_timestamp_ms=self.started_ms,
             client_transaction_version=self.version,
+            memory_epoch=self.memory_epoch,
         )
 
     @classmethod
@@ -225,4 +228,5 @@ class Transaction:
             started_ms=value.transaction_start_timestamp_ms,
             updated_ms=value.transaction_last_update_timestamp_ms,
             version=value.client_transaction_version,
+            memory_epoch=value.memory_epoch,
         )

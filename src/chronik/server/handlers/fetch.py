@@ -47,6 +47,7 @@ MAGIC_1_VERSION = 2
 ZSTD_VERSION = 10
 FOLLOWER_VERSION = 11  # from here on a client may read from a follower (KIP-392)
 REQUEST_LIMIT_VERSION = 3  # from here on a request limits the whole response
+TOLD_AHEAD_MS = 100  # far longer than a commit round: what was acknowledged can be read at once
 COLD_AT_ONCE = 32  # partitions loaded or read from the device at the same time for one request
 
 
@@ -84,12 +85,14 @@ class _Reader:
         self.results: dict[Key, PartitionData] = {}
         self.bytes_read = 0
         self.has_error = False
+        self.is_behind = False  # A transaction was told of records that are there in a moment.
 
     def read(self) -> bool:
         """Read every partition that may have news; False if some must be waited for."""
         self.results.clear()
         self.bytes_read = 0
         self.has_error = False
+        self.is_behind = False
         self._blocked.clear()
         config = self._context.node.broker_config()
         left = min(config.integer("fetch.max.bytes"), self._context.node.fetch_bytes_left())
@@ -127,6 +130,8 @@ class _Reader:
             return self._data(partition, position, b"", diverging)
         records = self._records(partition, position, left)
         self.bytes_read += len(records)
+        if partition.is_told_ahead and not len(records) and not self._interest.committed:
+            self.is_behind = True
         self._context.node.metrics.records_bytes_out += len(records)
         return self._data(partition, position, records)
 
@@ -329,7 +334,7 @@ def fetch(
     except KafkaError as error:
         return FetchResponse(error_code=error.code, responses=())
     reader = _Reader(context, request, interest, full)
-    if reader.read() and (reader.is_satisfied() or request.max_wait_ms <= 0):
+    if reader.read() and (reader.is_satisfied() or _wait_ms(request, reader) <= 0):
         response = reader.response()
         _end(interest)
         return response
@@ -343,7 +348,7 @@ async def _wait(request: FetchRequest, interest: Interest, reader: _Reader) -> F
     own read and this first step.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + max(request.max_wait_ms, 0) / 1000
+    deadline = loop.time() + max(_wait_ms(request, reader), 0) / 1000
     try:
         interest.watch_all()
         while True:
@@ -360,6 +365,10 @@ async def _wait(request: FetchRequest, interest: Interest, reader: _Reader) -> F
                 interest.unpark()
     finally:
         _end(interest)
+
+
+def _wait_ms(request: FetchRequest, reader: _Reader) -> int:
+    return max(request.max_wait_ms, TOLD_AHEAD_MS) if reader.is_behind else request.max_wait_ms
 
 
 def _wake(woken: "asyncio.Future[None]") -> None:

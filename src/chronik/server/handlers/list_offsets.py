@@ -13,6 +13,10 @@ Behaviour
     OffsetForLeaderEpoch answers the end of the largest epoch that is not above the asked one.
 """
 
+import asyncio
+from contextlib import suppress
+
+from chronik.coordinator.committing import sealed
 from chronik.model import NO_LEADER_EPOCH, NO_TIMESTAMP
 from chronik.protocol.batch import read_header, split
 from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
@@ -42,6 +46,7 @@ from chronik.storage.log import Log
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
 OFFSET_NOT_AVAILABLE_VERSION = 5
+TOLD_AHEAD_S = 0.1  # far longer than a commit round
 SEARCH_BYTES = 1024 * 1024  # read at once when the search must go on
 # Since which version a negative timestamp has its meaning.
 _SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
@@ -112,6 +117,10 @@ async def _find(
     match timestamp:
         case -1:
             _check_settled(context, partition)
+            if partition.is_told_ahead and not committed:
+                with suppress(TimeoutError):  # Whoever was told of a record finds it here.
+                    async with asyncio.timeout(TOLD_AHEAD_S):
+                        await sealed(partition)
             end = partition.last_stable_offset if committed else partition.high_watermark
             return NO_TIMESTAMP, end, last_epoch(partition)
         case -2 | -4:

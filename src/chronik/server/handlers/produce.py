@@ -16,7 +16,7 @@ Behaviour
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NamedTuple
 
 from chronik.coordinator.pending import Pending
@@ -34,6 +34,7 @@ from chronik.protocol.messages.produce import (
 from chronik.protocol.schema import Buffer
 from chronik.replication.admission import InvalidRecords
 from chronik.replication.partition import Appended, Partition
+from chronik.replication.waiting import AckWaiter
 from chronik.server import transactions
 from chronik.server.connection import CloseConnection
 from chronik.server.context import Context, Node
@@ -105,8 +106,7 @@ class _Acks:
             partition, appended = append.partition, append.appended
             assert partition is not None
             assert appended is not None
-            wait = partition.wait_acknowledged if acks == ACKS_ALL else partition.wait_stored
-            if wait(appended.end_offset, self):
+            if _wait(acks, appended, partition)(appended.end_offset, self):
                 self._waiting.pop(append)
         self._maybe_reply()
 
@@ -315,11 +315,23 @@ def _write(
         guard=guards.of(partition),
         verify=guards.verify,
     )
-    enough = partition.high_watermark if acks == ACKS_ALL else partition.stored_offset
-    append.waits = append.appended.end_offset > enough
+    append.waits = append.appended.end_offset > _acknowledged(acks, append.appended, partition)
     if context.node.replicas.refusals:
         context.node.replicas.refusals.accepted(topic.id, data.index, buffer)
     context.node.metrics.records_bytes_in += len(buffer)
+
+
+def _acknowledged(acks: int, appended: Appended, partition: Partition) -> int:
+    """Up to where a partition's appends are acknowledged: to one of this kind."""
+    if acks != ACKS_ALL:
+        return partition.stored_offset
+    return partition.recount_received() if appended.is_transactional else partition.high_watermark
+
+
+def _wait(acks: int, appended: Appended, partition: Partition) -> Callable[[int, AckWaiter], bool]:
+    if acks != ACKS_ALL:
+        return partition.wait_stored
+    return partition.wait_received if appended.is_transactional else partition.wait_acknowledged
 
 
 def _finish(

@@ -8,16 +8,24 @@ Behaviour
     the id's last producer, and aborts what that one had open.
     EndTxn 5 gives the producer the epoch of its next transaction, TxnOffsetCommit 5 adds the
     group's partition to the transaction by itself (KIP-890).
+    A commit is answered TRANSACTION_ABORTABLE, or UNKNOWN_PRODUCER_ID to clients that do not know
+    that, if a broker lost its memory since the transaction began: it can be aborted.
     PRODUCER_FENCED is INVALID_PRODUCER_EPOCH to clients that do not know it; in the same way
     TRANSACTION_ABORTABLE is INVALID_TXN_STATE.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from chronik.coordinator.effects import Effects, ProducerStamp, Token
 from chronik.coordinator.errors import coordinator_error
 from chronik.coordinator.internal_topics import CONSUMER_OFFSETS
-from chronik.coordinator.transactions.shard import Outcome, ProducerIdNeeded, TransactionShard
+from chronik.coordinator.transactions.shard import (
+    Outcome,
+    ProducerIdNeeded,
+    SealNeeded,
+    TransactionShard,
+)
 from chronik.model import TopicPartition
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.messages.producer_ids import InitProducerIdRequest, InitProducerIdResponse
@@ -77,7 +85,7 @@ async def _init(context: Context, request: InitProducerIdRequest) -> Outcome:
     has_id, has_epoch = expected.producer_id >= 0, expected.producer_epoch >= 0
     if not transactional_id or has_id != has_epoch:
         return Outcome(ErrorCode.INVALID_REQUEST)
-    return await _with_fresh_id(
+    outcome: Outcome = await _with_fresh_id(
         context,
         transactional_id,
         lambda shard, fresh_id, token, now_ms: shard.init_producer_id(
@@ -89,13 +97,14 @@ async def _init(context: Context, request: InitProducerIdRequest) -> Outcome:
             now_ms,
         ),
     )
+    return outcome
 
 
-async def _with_fresh_id(context: Context, transactional_id: str, decide: Decide) -> Outcome:
+async def _with_fresh_id(context: Context, transactional_id: str, decide: Decide) -> Any:
     """Ask, and if the answer needs a new producer id, ask again with one."""
     fresh_id: int | None = None
     while True:
-        outcome: Outcome | ProducerIdNeeded = await context.node.transactions.ask(
+        outcome = await context.node.transactions.ask(
             transactional_id,
             lambda shard, token, now_ms: decide(shard, fresh_id, token, now_ms),  # noqa: B023
             Outcome,
@@ -211,24 +220,41 @@ async def end_txn(context: Context, request: EndTxnRequest) -> EndTxnResponse:
     if not request.transactional_id:
         return EndTxnResponse(error_code=ErrorCode.INVALID_REQUEST)
     bumps = context.version >= EPOCH_BUMP_END_VERSION
-    outcome = await _with_fresh_id(
-        context,
-        request.transactional_id,
-        lambda shard, fresh_id, token, now_ms: shard.end(
-            request.transactional_id,
-            ProducerStamp(request.producer_id, request.producer_epoch),
-            request.committed,
-            2 if bumps else 1,
-            fresh_id,
-            token,
-            now_ms,
-        ),
-    )
+    outcome = await _end(context, request, 2 if bumps else 1)
+    error_code = outcome.error_code
+    if error_code is ErrorCode.TRANSACTION_ABORTABLE and not bumps:
+        error_code = ErrorCode.UNKNOWN_PRODUCER_ID  # Which older clients answer with an abort.
     return EndTxnResponse(
-        error_code=_known(outcome.error_code, context.version >= 2),
+        error_code=_known(error_code, context.version >= 2),
         producer_id=outcome.stamp.producer_id,
         producer_epoch=outcome.stamp.producer_epoch,
     )
+
+
+async def _end(context: Context, request: EndTxnRequest, transaction_version: int) -> Outcome:
+    """End a transaction; for a commit all its partitions are sealed first."""
+    stamp = ProducerStamp(request.producer_id, request.producer_epoch)
+    sealed: Partitions = frozenset()
+    while True:
+        outcome: Outcome | SealNeeded = await _with_fresh_id(
+            context,
+            request.transactional_id,
+            lambda shard, fresh_id, token, now_ms: shard.end(
+                request.transactional_id,
+                stamp,
+                request.committed,
+                transaction_version,
+                fresh_id,
+                token,
+                now_ms,
+                sealed,  # noqa: B023
+            ),
+        )
+        if not isinstance(outcome, SealNeeded):
+            return outcome
+        if not await context.node.sealing.seal(outcome.partitions):
+            return Outcome(ErrorCode.CONCURRENT_TRANSACTIONS)  # The client asks again.
+        sealed |= outcome.partitions
 
 
 async def txn_offset_commit(
