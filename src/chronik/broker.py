@@ -402,6 +402,7 @@ class Broker:
             metrics=self.metrics,
             broker_config=self.broker_config,
             fetch_bytes_left=lambda: self.listener.response_bytes_left(),
+            in_doubt=self.network.in_doubt,
         )
 
     async def _bind(self) -> tuple[str, int]:

@@ -1,15 +1,19 @@
 """What campaigns of partitions and their clients have found, each as a schedule of its own."""
 
+import asyncio
 import random
 
 import pytest
-from sim.world.cluster import Cluster
+from sim.world.cluster import HOST, KAFKA_PORT, Cluster
 from sim.world.data_campaign import SETTINGS
 from sim.world.data_clients import PLACES, Workload
 from sim.world.ledger import Ledger
 
 from chronik.client.consumer import Consumer
+from chronik.client.link import Address, Link
 from chronik.metadata.records import BrokerStatus
+from chronik.protocol import apis
+from chronik.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 
 
 class World:
@@ -149,3 +153,32 @@ def test_a_consumer_waits_while_a_partition_that_failed_is_fetched_again(world):
     )
     assert scheduler.event_count < before + events_max
     assert not reading.done()
+
+
+@pytest.mark.parametrize("leads_raft", [True, False])
+def test_a_client_whose_leader_has_died_is_told_of_the_next_one_at_once(world, leads_raft):
+    """It asks in the moment in which it loses its connection, and not again for a second."""
+    controller = world.cluster.leader.node_id
+    place, dead = next(
+        (place, record.leader)
+        for place, record in zip(PLACES, world.records, strict=True)
+        if (record.leader == controller) is leads_raft
+    )
+    asked = next(each for each in world.cluster.machines if each != dead)
+
+    async def leader_now():
+        link = await Link.connect(Address(HOST, KAFKA_PORT + asked))
+        while dead in world.cluster.processes:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # The time that a client needs to notice.
+        topics = [MetadataRequestTopic(name=place.topic)]
+        answer = await link.send(MetadataRequest(topics=topics), apis.METADATA, timeout_s=5.0)
+        link.close()
+        return answer.topics[0].partitions[place.partition].leader_id
+
+    answer = world.workload.run(leader_now())
+    world.cluster.scheduler.run(0.5)
+    began = world.cluster.scheduler.now
+    world.cluster.kill(dead)
+    world.until(answer.done)
+    assert answer.result() not in (dead, -1)
+    assert world.cluster.scheduler.now - began < 2.0

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from chronik.clock import Clock
 from chronik.config.effective import BrokerConfig
@@ -23,6 +24,8 @@ from chronik.server.members import Members
 from chronik.server.producer_ids import ProducerIds
 from chronik.server.unclean_elections import UncleanElections
 from chronik.storage.disk import Disk
+
+DOUBT_LOOK_S: Final = 0.1  # a node that comes back changes nothing in the metadata
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,11 +52,21 @@ class Node:
     metrics: Metrics
     broker_config: Callable[[], BrokerConfig]
     fetch_bytes_left: Callable[[], int]
+    in_doubt: Callable[[], frozenset[int]]  # nodes of which it is not yet known if they are gone
     created_configs: CreatedConfigs = field(default_factory=CreatedConfigs)
 
     @property
     def image(self) -> Image:
         return self.metadata.image
+
+    def is_in_doubt(self) -> bool:
+        """Whether a broker that is shown to clients may turn out to be gone in a moment."""
+        return not self.in_doubt().isdisjoint(self.image.online_ids)
+
+    async def without_doubt(self) -> None:
+        """Wait until that is known, or is not going to be."""
+        while self.is_in_doubt():
+            await self.metadata.until(lambda: not self.is_in_doubt(), DOUBT_LOOK_S)
 
 
 @dataclass(slots=True)

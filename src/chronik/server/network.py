@@ -33,6 +33,9 @@ OnCall = Callable[[Hello, str, bytes], Awaitable[bytes] | bytes]
 
 # A member that is removed hears of it before its connections end.
 FAREWELL_S: Final = 2.0
+# Whether a node is gone whose connection has closed is decided within that, elections included.
+DOUBT_S: Final = 1.5
+NOBODY: Final[frozenset[int]] = frozenset()
 
 
 class Network:
@@ -71,6 +74,7 @@ class Network:
         self._seeds: Mapping[int, Address] = {}  # where members are said to be
         self._announced: dict[int, Address] = {}  # where they said that they are
         self._rumoured: dict[int, Address] = {}  # where others see them
+        self._parted: dict[int, float] = {}  # when the connection of a node closed
         self._closing: set[asyncio.Task[None]] = set()
         self._is_serving = False
         self.is_open = False  # takes part: what came before is dropped
@@ -140,7 +144,7 @@ class Network:
             self.meet()
             if hello.node_id in self._peers:
                 self._peers[hello.node_id].wake()
-            self._on_connected(hello)
+            self._met(hello)
 
     # Where they are.
 
@@ -202,7 +206,7 @@ class Network:
             secret=self.secret,
             own_address=self.address,
             admit=self._directory_refusal,
-            on_connected=self._on_connected,
+            on_connected=self._met,
             on_lost=self._lost,
             on_refused=lambda reason: logger.error("refused", extra={"reason": reason}),
             on_snapshot_failed=self._snapshot_failed,
@@ -210,10 +214,23 @@ class Network:
         peer.start()
         return peer
 
+    def _met(self, peer: Identity) -> None:
+        self._parted.pop(peer.node_id, None)
+        self._on_connected(peer)
+
     def _lost(self, peer: Identity) -> None:
         """A process may have died with a snapshot that it had got and not saved: look again."""
+        self._parted[peer.node_id] = asyncio.get_running_loop().time()
         self._snapshot_failed(peer.node_id)
         self._on_lost(peer)
+
+    def in_doubt(self) -> frozenset[int]:
+        """Nodes whose connection has just closed: soon they are back, or known to be gone."""
+        if not self._parted:
+            return NOBODY
+        since = asyncio.get_running_loop().time() - DOUBT_S
+        self._parted = {each: at for each, at in self._parted.items() if at > since}
+        return frozenset(self._parted)
 
     def _leave(self, node_id: int) -> None:
         if not self.is_open or node_id in self._wanted():

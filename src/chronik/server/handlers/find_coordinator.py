@@ -4,7 +4,8 @@ Versions: 0-6 (0 knows groups only, 4 and later take many keys).
 
 Behaviour: the leader of the key's partition of `__consumer_offsets` or `__transaction_state`
 coordinates it. The first request creates that topic. A key type that we do not know is
-INVALID_REQUEST; a partition without a leader is COORDINATOR_NOT_AVAILABLE.
+INVALID_REQUEST; a partition without a leader is COORDINATOR_NOT_AVAILABLE. Like Metadata it waits
+until it is known whether a broker is gone whose connection has just closed.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ FOUND_AT_ONCE = 500  # keys in one turn of the loop: 5 ms
 async def find_coordinator(
     context: Context, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
+    await context.node.without_doubt()
     keys = request.coordinator_keys if context.version >= BATCH_VERSION else (request.key,)
     found = []
     for key in keys:

@@ -7,6 +7,8 @@ Behaviour
     A missing topic is created where the setting and the request allow it (v0-3 always allow);
     the answer waits for the creation, so that the client need not ask again. If nobody decides
     for a while, the topic has LEADER_NOT_AVAILABLE, which every client asks again for.
+    When the connection to a broker has just closed, the answer waits until it is known whether the
+    broker is gone: its clients ask now, and some ask again only after a second.
     From v10 on topics may be named by id; an unknown id is UNKNOWN_TOPIC_ID.
     DescribeTopicPartitions pages by name and partition.
 """
@@ -51,9 +53,22 @@ BROKER_ENDPOINTS = 1
 CREATION_S = 2.0
 
 
-def metadata(
-    context: Context, request: MetadataRequest
-) -> MetadataResponse | Coroutine[Any, Any, MetadataResponse]:
+Answer = MetadataResponse | Coroutine[Any, Any, MetadataResponse]
+
+
+def metadata(context: Context, request: MetadataRequest) -> Answer:
+    if context.node.is_in_doubt():
+        return _answer_without_doubt(context, request)
+    return _metadata(context, request)
+
+
+async def _answer_without_doubt(context: Context, request: MetadataRequest) -> MetadataResponse:
+    await context.node.without_doubt()
+    answer = _metadata(context, request)
+    return answer if isinstance(answer, MetadataResponse) else await answer
+
+
+def _metadata(context: Context, request: MetadataRequest) -> Answer:
     if _wants_all(context, request):
         return _answer_all(context, request)
     missing = _missing_names(context, request)
