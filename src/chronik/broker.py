@@ -54,6 +54,7 @@ from chronik.replication.throttle import Throttles
 from chronik.server.addresses import reachable, why_not_serving
 from chronik.server.context import Node, broker_config
 from chronik.server.controller_tasks import ControllerTasks
+from chronik.server.departures import Departures
 from chronik.server.disk_space import DiskSpace
 from chronik.server.dispatch import dispatcher
 from chronik.server.encoded_topics import EncodedTopics
@@ -402,6 +403,7 @@ class Broker:
             metrics=self.metrics,
             broker_config=self.broker_config,
             fetch_bytes_left=lambda: self.listener.response_bytes_left(),
+            departures=Departures(metadata.subscribe, self._clock.monotonic),
             in_doubt=self.network.in_doubt,
         )
 

@@ -13,6 +13,7 @@ from chronik.client.consumer import Consumer
 from chronik.client.link import Address, Link
 from chronik.metadata.records import BrokerStatus
 from chronik.protocol import apis
+from chronik.protocol.messages.api_versions import ApiVersionsRequest
 from chronik.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 
 
@@ -182,3 +183,41 @@ def test_a_client_whose_leader_has_died_is_told_of_the_next_one_at_once(world, l
     world.until(answer.done)
     assert answer.result() not in (dead, -1)
     assert world.cluster.scheduler.now - began < 2.0
+
+
+@pytest.mark.parametrize("software", ["librdkafka", "apache-kafka-java"])
+def test_librdkafka_is_shown_a_dead_broker_a_little_longer(world, software):
+    """In answers about its topics, in which another leads; nobody else is."""
+    dead = next(each for each in world.cluster.machines if each != world.cluster.leader.node_id)
+    asked = next(each for each in world.cluster.machines if each != dead)
+    version = ApiVersionsRequest(client_software_name=software, client_software_version="2.16.0")
+
+    async def brokers():
+        link = await Link.connect(Address(HOST, KAFKA_PORT + asked))
+        await link.send(version, apis.API_VERSIONS, timeout_s=5.0)
+        found = []
+        for topics in ([MetadataRequestTopic(name=PLACES[0].topic)], None):
+            answer = await link.send(MetadataRequest(topics=topics), apis.METADATA, timeout_s=5.0)
+            leaders = {each.leader_id for one in answer.topics for each in one.partitions}
+            assert dead not in leaders
+            found.append({each.node_id for each in answer.brokers})
+        link.close()
+        return found
+
+    def seen():
+        looking = world.workload.run(brokers())
+        world.until(looking.done)
+        return looking.result()
+
+    everybody = set(world.cluster.machines)
+    world.cluster.kill(dead)
+    world.until(lambda: world.is_offline(dead))
+    world.cluster.scheduler.run(0.5)
+    named = everybody if software == "librdkafka" else everybody - {dead}
+    assert seen() == [named, everybody - {dead}]
+    world.cluster.scheduler.run(10.0)
+    assert seen() == [everybody - {dead}] * 2
+    world.cluster.start(dead)
+    world.until(lambda: not world.is_offline(dead))
+    world.cluster.scheduler.run(0.5)
+    assert seen() == [everybody] * 2

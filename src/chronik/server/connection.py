@@ -87,6 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reading = True
         self.last_active = self._loop.time()
         self.client_host = ""
+        self.client_software = ""
 
     # What asyncio calls.
 

@@ -18,6 +18,7 @@ from chronik.metadata.runtime import MetadataRuntime
 from chronik.metrics import Metrics
 from chronik.replication.replicas import Replicas
 from chronik.server.created_configs import CreatedConfigs
+from chronik.server.departures import Departures
 from chronik.server.encoded_topics import EncodedTopics
 from chronik.server.fetch_sessions import FetchSessions
 from chronik.server.members import Members
@@ -52,6 +53,7 @@ class Node:
     metrics: Metrics
     broker_config: Callable[[], BrokerConfig]
     fetch_bytes_left: Callable[[], int]
+    departures: Departures
     in_doubt: Callable[[], frozenset[int]]  # nodes of which it is not yet known if they are gone
     created_configs: CreatedConfigs = field(default_factory=CreatedConfigs)
 
@@ -77,6 +79,7 @@ class Context:
     version: int
     client_id: str | None
     client_host: str
+    client_software: str = ""  # as it said in ApiVersions, if it did
 
     @property
     def image(self) -> Image:

@@ -7,7 +7,7 @@ from chronik.protocol import apis, coordinator_apis
 from chronik.protocol.connection import Request
 from chronik.server.connection import Connection
 from chronik.server.context import Context, Node
-from chronik.server.handlers.api_versions import api_versions, unsupported_version
+from chronik.server.handlers.api_versions import api_versions, software, unsupported_version
 from chronik.server.handlers.change_cluster import change_cluster
 from chronik.server.handlers.configs import (
     alter_configs,
@@ -121,7 +121,15 @@ def dispatcher(node: Node) -> Callable[[Request, Connection], Any]:
     def dispatch(request: Request, connection: Connection) -> Any:
         if request.is_unsupported_version:
             return unsupported_version()
-        context = Context(node, request.version, request.client_id, connection.client_host)
+        if request.api is apis.API_VERSIONS:
+            connection.client_software = software(request.body)
+        context = Context(
+            node,
+            request.version,
+            request.client_id,
+            connection.client_host,
+            connection.client_software,
+        )
         return HANDLERS[request.api.key](context, request.body)
 
     return dispatch

@@ -7,7 +7,7 @@ client can ask again. A client name of v3+ that is not a plain word is INVALID_R
 
 import re
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from chronik.protocol.apis import APIS
 from chronik.protocol.errors import ErrorCode
@@ -47,6 +47,11 @@ def api_versions(context: Context, request: ApiVersionsRequest) -> ApiVersionsRe
         finalized_features_epoch=context.node.metadata.applied_index,
         finalized_features=_FINALIZED,
     )
+
+
+def software(request: Any) -> str:
+    """What a client says it is, name and version; a binding names its library in the version."""
+    return f"{request.client_software_name} {request.client_software_version}"
 
 
 def unsupported_version() -> ApiVersionsResponse:

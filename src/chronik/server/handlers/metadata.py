@@ -21,7 +21,7 @@ from typing import Any
 from chronik.metadata.commands import CreateTopic
 from chronik.metadata.controller import check_topic_name
 from chronik.metadata.image import Image, Topic, id_text
-from chronik.metadata.records import PartitionRecord
+from chronik.metadata.records import BrokerRecord, PartitionRecord
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.messages.cluster import (
     DescribeClusterBroker,
@@ -150,13 +150,12 @@ def _asked_topics(
 def _answer(
     context: Context, request: MetadataRequest, topics: Sequence[MetadataResponseTopic]
 ) -> MetadataResponse:
-    image = context.image
     return MetadataResponse(
         brokers=[
             MetadataResponseBroker(
                 node_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack
             )
-            for broker in image.online_brokers
+            for broker in _shown_brokers(context, request)
         ],
         cluster_id=context.node.cluster_id,
         controller_id=context.node.metadata.controller_id,
@@ -167,6 +166,14 @@ def _answer(
             else OPERATIONS_OMITTED
         ),
     )
+
+
+def _shown_brokers(context: Context, request: MetadataRequest) -> list[BrokerRecord]:
+    """Those that live; a librdkafka that asks for its topics must not miss one at once."""
+    shown = context.image.online_brokers
+    if not _wants_all(context, request) and "rdkafka" in context.client_software:
+        shown += context.node.departures.recent(context.image)
+    return shown
 
 
 def _asked_topic(
