@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chronik.storage.disk import Disk, FileDisk
+from chronik.storage.disk import BOOT_ID_PATH, Disk, FileDisk
 from chronik.storage.errors import DirectoryLocked
 from chronik.storage.memory import MemoryDisk
 
@@ -233,3 +233,10 @@ def test_a_second_process_is_refused_and_told_by_whom(file_disk: FileDisk, tmp_p
     other = FileDisk()
     other.lock(path)
     other.close()
+
+
+@pytest.mark.skipif(not Path(BOOT_ID_PATH).exists(), reason="only Linux tells its boot")
+def test_the_boot_of_the_machine_is_known() -> None:
+    disk = FileDisk()
+    assert disk.boot_id() == Path(BOOT_ID_PATH).read_text().strip() != ""
+    disk.close()
