@@ -99,6 +99,13 @@ def reconcile(start: StreamOffset, found: Mapping[str, FoundTopic]) -> Reconcile
             if begin != stood or start.is_initial:
                 begins[place] = begin
             ranges.append(OffsetRange(name, topic.topic_id, partition, begin, span.end_offset))
+        # A partition that is not shown now (a broker that lags behind, other options for a while)
+        # keeps its place: forgotten, it would be read from its first record when it shows again.
+        for partition, stood in () if known is None else sorted(known.ends.items()):
+            if partition not in topic.spans:
+                ranges.append(OffsetRange(name, topic.topic_id, partition, stood, stood))
+                if start.is_initial:
+                    begins[TopicPartition(name, partition)] = stood
     return Reconciled(ranges=ranges, topics=found, begins=begins, losses=losses)
 
 

@@ -141,6 +141,16 @@ def test_the_first_batch_carries_its_resolved_begins() -> None:
     assert (stretch.start_offset, stretch.end_offset) == (5, 9)
 
 
+def test_a_partition_that_is_not_shown_keeps_its_place() -> None:
+    hidden = reconcile(at({0: 5, 1: 7}), found({0: (0, 20)}))
+    assert not hidden.losses
+    after = offset_after(hidden, {TopicPartition("a", 0): 15})
+    assert after.ends() == {TopicPartition("a", 0): 20, TopicPartition("a", 1): 7}
+    shown = reconcile(after, found({0: (0, 20), 1: (0, 9)}))
+    assert shown.begins == {}
+    assert [(each.start_offset, each.end_offset) for each in shown.ranges] == [(20, 20), (7, 9)]
+
+
 def test_retention_is_a_loss_with_its_count() -> None:
     result = reconcile(at({0: 5}), found({0: (8, 20)}))
     (loss,) = result.losses
