@@ -159,6 +159,17 @@ def test_what_is_wrong_is_said_in_sparks_error(
     assert words in str(caught.value)
 
 
+def test_what_is_wrong_with_a_stream_is_the_last_error(
+    read_stream: Load, topics: Any, tmp_path: Path
+) -> None:
+    frame = read_stream("chronik", topics.create(), endingOffsets="latest")
+    sink = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    with pytest.raises(PySparkException) as caught:
+        sink.trigger(availableNow=True).start().awaitTermination(120)
+    errors = [line for line in str(caught.value).splitlines() if "Error: " in line]
+    assert "the option endingOffsets is not for streaming reads: leave it out" in errors[-1]
+
+
 def test_registering_by_hand(spark: Any, read: Load, topics: Any) -> None:
     chronik.spark.register(spark)
     topic = topics.create()

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from chronik.spark.errors import DataLossError, OptionsError, SourceError
 from chronik.spark.source import ChronikSource
@@ -193,7 +196,7 @@ def test_records_that_are_gone_fail_the_query_with_their_count(stream: Make, top
     reader = stream(topic, maxOffsetsPerTrigger="2")
     end = next_offset(reader, reader.initialOffset())
     topics.delete_records(topic, 0, 7)
-    with pytest.raises(DataLossError, match=r"5 records lost.*starts at 7.*failOnDataLoss=false"):
+    with pytest.raises(DataLossError, match=r"5 records lost \(retention\): .*starts at 7.*failOn"):
         next_offset(stream(topic), end)
     tolerant = stream(topic, failOnDataLoss="false")
     following = next_offset(tolerant, end)
@@ -369,11 +372,45 @@ def test_wrong_reads(brokers: str, topics: Any, options: dict, error: type, word
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"endingOffsets": "latest"}, "endingOffsets is not for streaming reads"),
+        ({"columns": "offset,value"}, "choose different columns"),
+    ],
+)
+def test_a_refused_stream_says_so_when_it_is_asked(options: dict, words: str) -> None:
+    """PySpark hides what `streamReader` itself raises behind an error of its own."""
+    source = ChronikSource({"bootstrap": NO_BROKER, "subscribe": "t", **options})
+    reader = source.streamReader(StructType([StructField("value", BinaryType())]))
+    questions: list[Callable[[], Any]] = [
+        reader.getDefaultReadLimit,
+        reader.prepareForTriggerAvailableNow,
+        reader.initialOffset,
+        lambda: reader.latestOffset({}, ReadAllAvailable()),
+        lambda: reader.partitions({}, {}),
+    ]
+    for ask in questions:
+        with pytest.raises(OptionsError, match=words):
+            ask()
+    reader.stop()
+
+
+def test_a_start_at_a_time(batch: Make, topics: Any) -> None:
+    topic = topics.create()
+    now_ms = int(time.time() * 1000)
+    for number in range(3):
+        topics.produce(topic, b"%d" % number, timestamp=now_ms + number * 1000)
+    second = datetime.fromtimestamp((now_ms + 1000) / 1000, UTC).isoformat()
+    assert values(batch(topic, startingOffsets=second)) == [b"1", b"2"]
+    assert values(batch(topic, endingOffsets=second)) == [b"0"]
+
+
 def test_an_explicit_start_that_is_gone_is_a_loss(batch: Make, topics: Any) -> None:
     topic = topics.create()
     topics.produce(topic, b"a", b"b", b"c")
     topics.delete_records(topic, 0, 2)
     start = json.dumps({topic: {"0": 1}})
-    with pytest.raises(DataLossError, match="1 records from 1 on are gone"):
+    with pytest.raises(DataLossError, match=r"1 records from 1 on are gone \(retention\)"):
         batch(topic, startingOffsets=start).partitions()
     assert values(batch(topic, startingOffsets=start, failOnDataLoss="false")) == [b"c"]

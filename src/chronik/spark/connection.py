@@ -82,8 +82,11 @@ class Connection:
     def __post_init__(self) -> None:
         try:
             parse_bootstrap(self.bootstrap)
-        except ValueError as error:
-            raise OptionsError(f"kafka.bootstrap.servers={self.bootstrap!r}: {error}") from None
+        except ValueError:
+            raise OptionsError(
+                f"kafka.bootstrap.servers={self.bootstrap!r} names no brokers: say HOST:PORT, and"
+                " several with commas between them"
+            ) from None
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:

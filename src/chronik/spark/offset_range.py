@@ -16,6 +16,8 @@ Reason = Literal[
     "transaction marker", "aborted", "compacted", "retention", "recreated", "truncated"
 ]
 _LOSS: Final = frozenset({"retention", "recreated", "truncated"})
+# What a reader can be told; whoever has other words for it cuts this off.
+READERS_ADVICE: Final = " Set failOnDataLoss=false to go on without them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,5 +82,5 @@ def _data_loss(wanted: OffsetRange, gap: Gap, why: str) -> DataLossError:
     return DataLossError(
         f"topic {wanted.topic}, partition {wanted.partition}: offsets {gap.start} to"
         f" {gap.end - 1} (up to {gap.count} records) are lost ({gap.reason}): {why}."
-        " Set failOnDataLoss=false to go on without them."
+        f"{READERS_ADVICE}"
     )

@@ -44,12 +44,13 @@ class Loss:
     """Records that were promised and are gone; the count is None where nobody can know it."""
 
     subject: str
-    reason: str
+    reason: str  # one word, as `offset_range` has it for a gap that a task finds
+    why: str
     count: int | None
 
     def __str__(self) -> str:
         count = "an unknown number of records" if self.count is None else f"{self.count} records"
-        return f"{self.subject}: {count} lost, {self.reason}"
+        return f"{self.subject}: {count} lost ({self.reason}): {self.why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,12 @@ def reconcile(start: StreamOffset, found: Mapping[str, FoundTopic]) -> Reconcile
     ranges: list[OffsetRange] = []
     begins: dict[TopicPartition, int] = {}
     losses = [
-        Loss(subject=name, reason="the topic was deleted or is no longer subscribed to", count=None)
+        Loss(
+            subject=name,
+            reason="deleted",
+            why="the topic was deleted or is no longer subscribed to",
+            count=None,
+        )
         for name in start.topics
         if name not in found
     ]
@@ -77,7 +83,8 @@ def reconcile(start: StreamOffset, found: Mapping[str, FoundTopic]) -> Reconcile
             losses.append(
                 Loss(
                     subject=name,
-                    reason="the topic was deleted and created again"
+                    reason="recreated",
+                    why="the topic was deleted and created again"
                     f" (id {known.topic_id.hex()} is now {topic.topic_id.hex()})",
                     count=None,
                 )
@@ -92,6 +99,13 @@ def reconcile(start: StreamOffset, found: Mapping[str, FoundTopic]) -> Reconcile
             if begin != stood or start.is_initial:
                 begins[place] = begin
             ranges.append(OffsetRange(name, topic.topic_id, partition, begin, span.end_offset))
+        # A partition that is not shown now (a broker that lags behind, other options for a while)
+        # keeps its place: forgotten, it would be read from its first record when it shows again.
+        for partition, stood in () if known is None else sorted(known.ends.items()):
+            if partition not in topic.spans:
+                ranges.append(OffsetRange(name, topic.topic_id, partition, stood, stood))
+                if start.is_initial:
+                    begins[TopicPartition(name, partition)] = stood
     return Reconciled(ranges=ranges, topics=found, begins=begins, losses=losses)
 
 
@@ -104,12 +118,13 @@ def _begin(place: TopicPartition, stood: int | None, span: LogSpan) -> tuple[int
     if stood is None:
         return span.log_start_offset, None  # A new partition is read from its first record.
     if stood < span.log_start_offset:
-        reason = f"the log now starts at {span.log_start_offset}, the query stands at {stood}"
+        why = f"the log now starts at {span.log_start_offset}, the query stands at {stood}"
         count = span.log_start_offset - stood
-        return span.log_start_offset, Loss(subject=str(place), reason=reason, count=count)
+        loss = Loss(subject=str(place), reason="retention", why=why, count=count)
+        return span.log_start_offset, loss
     if stood > span.end_offset:
-        reason = f"the log ends at {span.end_offset}, before {stood}, where the query stands"
-        return span.end_offset, Loss(subject=str(place), reason=reason, count=None)
+        why = f"the log ends at {span.end_offset}, before {stood}, where the query stands"
+        return span.end_offset, Loss(subject=str(place), reason="truncated", why=why, count=None)
     return stood, None
 
 

@@ -1,5 +1,7 @@
 """Where a read begins or ends, as options say it: `earliest`, `latest`, JSON, times, `-10m`.
 
+Times are ISO 8601 (`2026-01-02T03:04:05Z`; UTC unless it says otherwise) or milliseconds.
+
 Kafka's words and numbers: in JSON, -2 is the earliest offset of a partition and -1 its latest.
 A time stands for the first record at or after it. Where there is none, a read begins at the end of
 the log, unless `startingOffsetsByTimestampStrategy` is `error`; it ends there in any case.
@@ -11,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from chronik.model import TopicPartition
@@ -19,6 +22,8 @@ from chronik.spark.errors import OptionsError
 EARLIEST: Final = -2
 LATEST: Final = -1
 _RELATIVE: Final = re.compile(r"-(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.ASCII)
+_ISO: Final = re.compile(r"\d{4}-\d\d-\d\d.*", re.ASCII)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -72,10 +77,24 @@ def parse_position(option: str, text: str) -> Position:
         return Ago(int(float(relative[1]) * _UNIT_MS[relative[2]]))
     if word.startswith("{"):
         return Offsets(parse_places(option, word, least=EARLIEST))
+    instant_ms = _instant_ms(word) if _ISO.fullmatch(word) else None
+    if instant_ms is not None:
+        return Time(instant_ms)
     raise OptionsError(
         f"{option}={text!r} is no position: say earliest, latest, a time span such as -10m"
-        ' (ms, s, m, h, d) or JSON such as {"orders": {"0": 23, "1": -2}}'
+        " (ms, s, m, h, d), a time such as 2026-01-02T03:04:05Z or JSON such as"
+        ' {"orders": {"0": 23, "1": -2}}'
     )
+
+
+def _instant_ms(text: str) -> int | None:
+    """Since the epoch and not before it, since negative numbers mean ends of the log."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    since = found.replace(tzinfo=found.tzinfo or UTC) - _EPOCH
+    return max(-(-since // timedelta(milliseconds=1)), 0)  # Up: no earlier record is wanted.
 
 
 def parse_places(option: str, text: str, *, least: int) -> dict[TopicPartition, int]:

@@ -219,8 +219,8 @@ def check_start(place: TopicPartition, start: int, span: LogSpan, fails: bool) -
         if fails:
             raise DataLossError(
                 f"startingOffsets: {place} now starts at {span.log_start_offset}, so that"
-                f" {span.log_start_offset - start} records from {start} on are gone: say -2 for its"
-                " earliest, or set failOnDataLoss to false to read what is left"
+                f" {span.log_start_offset - start} records from {start} on are gone (retention):"
+                " say -2 for its earliest, or set failOnDataLoss to false to read what is left"
             )
         return span.log_start_offset
     return start

@@ -18,9 +18,10 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from chronik.spark.batch_reader import BatchReader
+from chronik.spark.errors import OptionsError, SourceError
 from chronik.spark.layout import key_type, layout_for, output_schema
 from chronik.spark.options import read_options, write_options
-from chronik.spark.stream_reader import StreamReader
+from chronik.spark.stream_reader import RefusedReader, StreamReader
 from chronik.spark.value_schema import key_decoder_of, value_fields
 
 if TYPE_CHECKING:
@@ -42,9 +43,12 @@ class ChronikSource(DataSource):
         options = read_options(dict(self.options), is_stream=False)
         return BatchReader(options, layout_for(schema, options))
 
-    def streamReader(self, schema: StructType) -> StreamReader:
-        options = read_options(dict(self.options), is_stream=True)
-        return StreamReader(options, layout_for(schema, options))
+    def streamReader(self, schema: StructType) -> StreamReader | RefusedReader:
+        try:
+            options = read_options(dict(self.options), is_stream=True)
+            return StreamReader(options, layout_for(schema, options))
+        except (OptionsError, SourceError) as error:
+            return RefusedReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
         # Every read starts Python processes: they must not pay for what only a write needs.

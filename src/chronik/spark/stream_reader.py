@@ -13,7 +13,7 @@ the query, unless `failOnDataLoss` is false: then they are logged, and it goes o
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -250,3 +250,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._facts is not None:
             self._facts.close()
             self._facts = None
+
+
+class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A read that was refused: it answers every question with what is wrong.
+
+    PySpark answers an error of `streamReader` with one of its own, since it has no reader to stop,
+    and that would be the last line of what the user sees.
+    """
+
+    def __init__(self, why: Exception) -> None:
+        self._why = why
+
+    def getDefaultReadLimit(self) -> NoReturn:
+        raise self._why
+
+    def prepareForTriggerAvailableNow(self) -> NoReturn:
+        raise self._why
+
+    def initialOffset(self) -> NoReturn:
+        raise self._why
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> NoReturn:
+        raise self._why
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> NoReturn:
+        raise self._why
+
+    def read(self, partition: InputPartition) -> NoReturn:
+        raise self._why

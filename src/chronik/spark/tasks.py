@@ -69,12 +69,13 @@ def read_range(
             if kept.num_rows:
                 yield layout.arrange(kept)
         for gap in reader.gaps:
-            if gap.is_loss:
-                logger.warning(
-                    "%s: offsets %d to %d are lost (%s), up to %d records",
-                    partition.offset_range.place,
-                    gap.start,
-                    gap.end - 1,
-                    gap.reason,
-                    gap.count,
-                )
+            # Markers, aborted records and compaction are as they should be, and worth no warning.
+            logger.log(
+                logging.WARNING if gap.is_loss else logging.INFO,
+                "%s: %d offsets from %d to %d have no record (%s)",
+                partition.offset_range.place,
+                gap.count,
+                gap.start,
+                gap.end - 1,
+                gap.reason,
+            )

@@ -75,7 +75,8 @@ def test_sasl(given: dict[str, str], password: str) -> None:
     [
         ({}, "no brokers were given"),
         ({"kafka.bootstrap.servers": ""}, "no brokers were given"),
-        ({"kafka.bootstrap.servers": "nohost"}, "kafka.bootstrap.servers='nohost'"),
+        ({"kafka.bootstrap.servers": "nohost"}, "servers='nohost' names no brokers: say HOST:PORT"),
+        ({"kafka.bootstrap.servers": "a:b"}, "servers='a:b' names no brokers: say HOST:PORT"),
         ({**AT, "kafka.default.api.timeout.ms": "soon"}, "'soon' is no positive number"),
         ({**AT, "kafka.security.protocol": "TLS"}, "TLS is none of PLAINTEXT, SSL"),
         ({**AT, "kafka.ssl.ca.location": "/ca.pem"}, "does nothing with .*=PLAINTEXT"),

@@ -163,6 +163,10 @@ def test_any_values_each_for_itself(batch: list[bytes | None], schema: pa.Schema
         alone = decode(schema, value)
         assert alone.columns.to_pylist() == together.columns.slice(row, 1).to_pylist()
         assert alone.errors[0].as_py() == together.errors[row].as_py()
+    decoder = JsonDecoder(schema)
+    again = [decoder.decode(pa.array(batch, pa.binary())) for _ in range(2)][1]
+    assert again.columns.to_pylist() == together.columns.to_pylist()
+    assert again.errors.to_pylist() == together.errors.to_pylist()
 
 
 @settings(max_examples=100, deadline=None)
@@ -237,6 +241,29 @@ def test_timestamps_that_need_patience_are_remembered_and_nothing_changes() -> N
     short = pa.array([b'{"t": "2020-01-01T00:00:00Z"}', b'{"t": 5}'], pa.binary())
     for values_ in (fine, fine, short, short, fine):
         assert decoder.decode(values_) == JsonDecoder(decoder.schema).decode(values_)
+
+
+@pytest.mark.parametrize("bad", [b"{}{}", b'{"id": 1.5}', b'{"id": tru}', b'{"at": "soon"}'])
+def test_after_bad_values_the_next_begin_with_what_these_needed(
+    monkeypatch: pytest.MonkeyPatch, bad: bytes
+) -> None:
+    """To fail first on every batch would halve the speed of a topic with a few bad rows."""
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
+    good = b'{"id": 7, "at": "2026-01-02T03:04:05.5Z"}'
+    values = pa.array([good, None, bad, good, b'{"at": "2026-01-02T03"}'], pa.binary())
+    decoder = JsonDecoder(schema)
+    first = decoder.decode(values)
+    parses = []
+    parse = json_values._parse
+    monkeypatch.setattr(json_values, "_parse", lambda *given: parses.append(1) or parse(*given))
+    second = decoder.decode(values)
+    assert len(parses) == 1
+    assert second.columns.equals(first.columns)
+    assert [text is None for text in second.errors.to_pylist()] == [True, True, False, True, True]
+    assert (
+        second.columns.column("at").to_pylist()[3].isoformat() == "2026-01-02T03:04:05.500000+00:00"
+    )
+    assert second.columns.column("at").to_pylist()[4].hour == 3
 
 
 def test_dates_and_binary() -> None:

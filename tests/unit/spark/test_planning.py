@@ -141,24 +141,34 @@ def test_the_first_batch_carries_its_resolved_begins() -> None:
     assert (stretch.start_offset, stretch.end_offset) == (5, 9)
 
 
+def test_a_partition_that_is_not_shown_keeps_its_place() -> None:
+    hidden = reconcile(at({0: 5, 1: 7}), found({0: (0, 20)}))
+    assert not hidden.losses
+    after = offset_after(hidden, {TopicPartition("a", 0): 15})
+    assert after.ends() == {TopicPartition("a", 0): 20, TopicPartition("a", 1): 7}
+    shown = reconcile(after, found({0: (0, 20), 1: (0, 9)}))
+    assert shown.begins == {}
+    assert [(each.start_offset, each.end_offset) for each in shown.ranges] == [(20, 20), (7, 9)]
+
+
 def test_retention_is_a_loss_with_its_count() -> None:
     result = reconcile(at({0: 5}), found({0: (8, 20)}))
     (loss,) = result.losses
     assert loss.count == 3
-    assert "starts at 8" in str(loss)
+    assert str(loss).startswith("a-0: 3 records lost (retention): the log now starts at 8")
     assert result.begins == {TopicPartition("a", 0): 8}
 
 
 def test_a_log_that_ends_before_the_query_stands_is_a_loss() -> None:
     result = reconcile(at({0: 25}), found({0: (0, 20)}))
-    assert "ends at 20" in str(result.losses[0])
+    assert "(truncated): the log ends at 20" in str(result.losses[0])
     assert result.begins == {TopicPartition("a", 0): 20}
 
 
 def test_a_recreated_topic_is_a_loss_and_is_read_from_its_start() -> None:
     result = reconcile(at({0: 5}), found({0: (0, 20)}, OTHER_ID))
     (loss,) = result.losses
-    assert "created again" in str(loss)
+    assert "(recreated): the topic was deleted and created again" in str(loss)
     assert result.begins == {TopicPartition("a", 0): 0}
     (stretch,) = ranges_between(at({0: 5}), offset_after(result, {TopicPartition("a", 0): 20}))
     assert (stretch.topic_id, stretch.start_offset) == (OTHER_ID, 0)

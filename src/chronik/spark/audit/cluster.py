@@ -48,6 +48,10 @@ class AuditedCluster(Protocol):
         """Every copy of every partition, with the offsets that it must have."""
         ...
 
+    def is_compacted(self, topic: Topic) -> bool:
+        """Whether the topic's settings let compaction take records from the middle of a log."""
+        ...
+
     def starts(self, topic: Topic) -> Mapping[int, int]:
         """The log start offset of each partition."""
         ...

@@ -47,7 +47,7 @@ class RunningCluster:
         nodes = facts.replicas([topic.name for topic in listed])
         replicas = []
         for topic in listed:
-            policy = facts.topic_settings(topic.name).get("cleanup.policy", "delete")
+            is_compacted = self.is_compacted(topic)
             for place in topic.places:
                 replicas += [
                     Replica(
@@ -57,11 +57,15 @@ class RunningCluster:
                         node_id=node_id,
                         start_offset=starts[place],
                         end_offset=ends[place],
-                        is_compacted="compact" in policy,
+                        is_compacted=is_compacted,
                     )
                     for node_id in nodes[place]
                 ]
         return replicas
+
+    def is_compacted(self, topic: Topic) -> bool:
+        settings = self._facts.topic_settings(topic.name)
+        return "compact" in settings.get("cleanup.policy", "delete")
 
     def starts(self, topic: Topic) -> dict[int, int]:
         earliest = self._facts.earliest(topic.places)

@@ -108,9 +108,9 @@ class StoppedCluster:
         }
         return {each.name: each for each in sorted_out(settings, config).topics}
 
-    def _is_compacted(self, topic: str) -> bool:
+    def is_compacted(self, topic: Topic) -> bool:
         broker = BrokerConfig(static={}, cluster=self._image.config(BROKER, ""), broker={})
-        policy = topic_value("cleanup.policy", self._image.config(TOPIC, topic), broker)
+        policy = topic_value("cleanup.policy", self._image.config(TOPIC, topic.name), broker)
         return isinstance(policy, tuple) and "compact" in policy
 
     # Replicas
@@ -118,7 +118,7 @@ class StoppedCluster:
     def replicas(self, topics: Iterable[Topic]) -> list[Replica]:
         found = []
         for topic in topics:
-            is_compacted = self._is_compacted(topic.name)
+            is_compacted = self.is_compacted(topic)
             starts = self.starts(topic)
             for record in self._stored(topic).partitions:
                 found += [

@@ -64,9 +64,10 @@ class JsonDecoder:
         for column in schema:
             check_type(column.name, column.type)
         self.schema = nullable(schema)
-        # Whether the last values had timestamps that only `json_types` reads, and nothing else
-        # wrong: then the next begin with that. It is slower, and the result is the same.
-        self._times_are_text = False
+        # What the last values were like: the next begin with what these needed in the end. It is
+        # slower than where all is well, faster than to fail first, and the result is the same.
+        self._times_are_text = False  # Some had timestamps that only `json_types` reads, or nobody.
+        self._has_refused = False  # Some were refused by msgspec.
 
     def __reduce__(self) -> tuple[type["JsonDecoder"], tuple[pa.Schema]]:
         return JsonDecoder, (self.schema,)  # The rest is made anew where it is unpickled.
@@ -107,6 +108,8 @@ class JsonDecoder:
         objects: list[Any] = []
         if len(self._by_msgspec) or not len(self.schema):
             objects = found.scan(self._mapped)
+        if self._has_refused:
+            self._has_refused = found.refused(self._object)
         table = self._parsed(found)
         if len(objects) > len(found.rows):
             objects = found.scan(self._mapped)  # Arrow refused some: few, and only once.
@@ -124,7 +127,7 @@ class JsonDecoder:
                 text = f"{column.name}: not a {column.type}: {read[place]}"
                 bad.setdefault(place, text[:SHOWN_CHARS])
             arrays.append(array)
-        self._times_are_text = not bad and _has_text_times(table, self._by_arrow)
+        self._times_are_text = _has_text_times(table, self._by_arrow)
         kept = found.drop(bad)
         return [array.filter(kept) for array in arrays] if bad else arrays
 
@@ -134,6 +137,7 @@ class JsonDecoder:
         schema = self._read_schema(as_text=self._times_are_text)
         result = _parse(found.docs, schema)
         if isinstance(result, str) and found.refused(self._object):
+            self._has_refused = True
             result = _parse(found.docs, schema)
         if isinstance(result, pa.Table):
             return result

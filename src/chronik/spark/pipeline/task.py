@@ -26,10 +26,11 @@ from chronik.spark.lake.storage import Storage
 from chronik.spark.lake.table import DataFile, LakeError, LiveFile, PartitionField
 from chronik.spark.lake.warehouse import Warehouse
 from chronik.spark.log_reader import LogReader
-from chronik.spark.offset_range import OffsetRange
+from chronik.spark.offset_range import READERS_ADVICE, OffsetRange
 from chronik.spark.pipeline.columns import ColumnDecoder
 
 COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
+_ADVICE: Final = " Start the pipeline once with --accept-loss to go on without them."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,9 @@ def run_task(task: "RangeTask | MergeTask", tries: int) -> TaskResult:
     try:
         return read_ranges(task) if isinstance(task, RangeTask) else merge_files(task)
     except DataLossError as error:
-        return TaskResult(topic=_topic(task), error=str(error))
+        # A pipeline has no option of a reader: it is told by its own.
+        what = str(error).replace(READERS_ADVICE, _ADVICE)
+        return TaskResult(topic=_topic(task), error=what)
     except Exception as error:
         if _attempt() + 1 < tries:
             raise
