@@ -22,7 +22,7 @@ import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from queue import SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
@@ -165,6 +165,7 @@ class _OpenFile:
         self.dropped = False
 
 
+_Work = Sequence[tuple[Callable[[str], None], str]]
 _Round = tuple[asyncio.AbstractEventLoop, Sequence[str], Sequence[str], Done]
 
 
@@ -183,7 +184,9 @@ class FileDisk:
         self._workers = ThreadPoolExecutor(WORKER_THREADS, thread_name_prefix="chronik-disk")
         self._committer: threading.Thread | None = None
         self._rounds: SimpleQueue[_Round | None] = SimpleQueue()
-        self._syncers = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="chronik-sync")
+        self._syncers: list[threading.Thread] = []
+        self._shares: SimpleQueue[_Work | None] = SimpleQueue()
+        self._shares_done: SimpleQueue[dict[str, OSError]] = SimpleQueue()
 
     # Descriptors
 
@@ -398,10 +401,7 @@ class FileDisk:
 
     def sync_all(self, files: Sequence[str], directories: Sequence[str], done: Done) -> None:
         if self._committer is None:
-            self._committer = threading.Thread(
-                target=self._commit_rounds, name="chronik-commit", daemon=True
-            )
-            self._committer.start()
+            self._committer = _thread(self._commit_rounds, "chronik-commit")
         self._rounds.put((asyncio.get_running_loop(), files, directories, done))
 
     def _commit_rounds(self) -> None:
@@ -415,12 +415,22 @@ class FileDisk:
     def _sync_round(self, files: Sequence[str], directories: Sequence[str]) -> dict[str, OSError]:
         work = [(self.sync, path) for path in files]
         work += [(self.sync_directory, path) for path in directories]
-        if len(work) <= 2:  # Fewer are done sooner than handed over.
+        if len(work) <= 1:
             return _sync_some(work)
-        shares = [work[i::SYNC_THREADS] for i in range(min(SYNC_THREADS, len(work)))]
-        running = [self._syncers.submit(_sync_some, share) for share in shares]
-        wait(running)
-        return {path: error for share in running for path, error in share.result().items()}
+        own, *others = (work[i::SYNC_THREADS] for i in range(min(SYNC_THREADS, len(work))))
+        while len(self._syncers) < len(others):
+            self._syncers.append(_thread(self._sync_shares, "chronik-sync"))
+        for share in others:
+            self._shares.put(share)
+        errors = _sync_some(own)
+        for _ in others:
+            errors |= self._shares_done.get()
+        return errors
+
+    def _sync_shares(self) -> None:
+        """A thread that helps the commit thread. Queues cost less than the futures of a pool."""
+        while (share := self._shares.get()) is not None:
+            self._shares_done.put(_sync_some(share))
 
     def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         return asyncio.get_running_loop().run_in_executor(self._workers, work)
@@ -472,8 +482,11 @@ class FileDisk:
         if self._committer is not None:
             self._rounds.put(None)
             self._committer.join()
-        for pool in (self._syncers, self._workers):
-            pool.shutdown(wait=True)
+        for _ in self._syncers:
+            self._shares.put(None)
+        for syncer in self._syncers:
+            syncer.join()
+        self._workers.shutdown(wait=True)
         with self._mutex:
             for file in self._files.values():
                 self._discard(file)
@@ -483,7 +496,13 @@ class FileDisk:
         self._lock_descriptors.clear()
 
 
-def _sync_some(work: Sequence[tuple[Callable[[str], None], str]]) -> dict[str, OSError]:
+def _thread(work: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _sync_some(work: _Work) -> dict[str, OSError]:
     errors: dict[str, OSError] = {}
     for sync, path in work:
         try:
