@@ -16,8 +16,6 @@ from sim.world.data_campaign import DATA
 
 import chronik.broker
 from chronik.config.settings import Durability
-from chronik.coordinator.transactions.shard import Partitions, TransactionShard
-from chronik.coordinator.transactions.transaction import Transaction
 from chronik.metadata import brokers
 from chronik.metadata.image import Image
 from chronik.metadata.records import LeaderEpochsRecord
@@ -89,16 +87,6 @@ def counts_below_min_insync() -> Iterator[None]:
         yield
 
 
-def commits_what_is_not_sealed() -> AbstractContextManager[object]:
-    """ADR 0019: a commit does not wait until what was acknowledged in memory is on disk."""
-    not_whole = TransactionShard._not_whole
-
-    def never_unsealed(shard: TransactionShard, known: Transaction, _: Partitions) -> object:
-        return not_whole(shard, known, known.partitions)
-
-    return patch.object(TransactionShard, "_not_whole", never_unsealed)
-
-
 def commits_in_spite_of_lost_memory() -> AbstractContextManager[object]:
     """ADR 0019: nobody minds that a machine went down that had acknowledged records."""
     return patch.object(Image, "memory_epoch", property(lambda self: 0))
@@ -151,9 +139,6 @@ DATA_BUGS = {
         LOSS,
         {"kill_replicas": 4},
         node_count=5,  # so that there is a quorum when two replicas of three are away
-    ),
-    "a commit without seals": DataBug(
-        commits_what_is_not_sealed, HALF, {"power_all": 12}, disk_s=0.3
     ),
     "a commit after lost memory": DataBug(
         commits_in_spite_of_lost_memory, HALF, {"power_all": 4}, disk_s=0.15
