@@ -19,6 +19,9 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+sys.path.insert(0, str(Path(__file__).parent))
+from pipeline_world import QUICK_JAVA
+
 from chronik.testing import Broker
 
 SETUP_PATH = Path(__file__).parents[2] / "scripts" / "clients" / "setup.py"
@@ -41,6 +44,26 @@ def kafka_jars() -> str:
         if os.environ.get("CI", "") not in ("", "false", "0"):
             raise
         return ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_java() -> Iterator[None]:
+    """Every JVM here."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUICK_JAVA.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session")
+def kafka_class_path() -> str:
+    """Apache Kafka's own server and tools, where this machine can have them."""
+    try:
+        return f"{environments.prepare('kafka-tools')}/*"
+    except environments.Unavailable as error:
+        if os.environ.get("CI", "") not in ("", "false", "0"):
+            raise
+        pytest.skip(f"Apache Kafka is not to be had on this machine: {error}")
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from pipeline_world import (
+    QUICK_JAVA,
     TIMEOUT_S,
     PipelineProcess,
     check_is_log,
@@ -197,6 +198,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
+    os.environ.update(QUICK_JAVA)
     with tempfile.TemporaryDirectory() as root:
         campaign(Path(root), options.kills, options.seed)
 

@@ -19,12 +19,16 @@ import pyarrow as pa
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
+from ports import free_port
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from sqlalchemy.exc import OperationalError
 
 NAMESPACE = "lake"
 TIMEOUT_S = 60.0
+START_TIMEOUT_S = 240.0  # a JVM on a machine that does other things too
+# A JVM that lives for seconds or minutes starts sooner if it does not prepare for hours.
+QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 Place = tuple[int, int]  # partition, offset
 
 
@@ -193,3 +197,47 @@ def wait_until(is_done: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> Non
     while not is_done():
         assert time.monotonic() < deadline, "it did not come to pass"
         time.sleep(0.1)
+
+
+@contextmanager
+def spark_cluster(root: Path, workers: int) -> Iterator[str]:
+    """A standalone master and some workers, of PySpark's own jars."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    start = str(home / "bin" / "spark-class")
+    port = free_port()
+    deploy = "org.apache.spark.deploy"
+    env = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    web = ("--webui-port", "0")
+    commands = [[start, f"{deploy}.master.Master", "-h", "127.0.0.1", "-p", str(port), *web]]
+    commands += [
+        [
+            *(start, f"{deploy}.worker.Worker", "-h", "127.0.0.1", "-c", "1", "-m", "1g", *web),
+            *("-d", str(root / f"worker-{number}"), f"spark://127.0.0.1:{port}"),
+        ]
+        for number in range(workers)
+    ]
+    started = []
+    try:
+        for each in commands:
+            with (root / f"spark-{len(started)}.log").open("wb") as log:
+                process = subprocess.Popen(
+                    each, env=env, stdout=log, stderr=log, start_new_session=True
+                )
+            started.append(process)
+        wait_until(
+            lambda: (root / "spark-0.log").read_text().count("Registering worker") == workers,
+            START_TIMEOUT_S,
+        )
+        yield f"spark://127.0.0.1:{port}"
+    finally:
+        for process in started:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

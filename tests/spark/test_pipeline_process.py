@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -17,12 +16,12 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from ports import free_port
 
 from chronik.testing import Broker
 
 sys.path.insert(0, str(Path(__file__).parent))
 from pipeline_world import (
+    START_TIMEOUT_S,
     TIMEOUT_S,
     by_offset,
     check_is_log,
@@ -33,11 +32,11 @@ from pipeline_world import (
     rows_of,
     running,
     set_config,
+    spark_cluster,
     wait_until,
 )
 
 LOCAL = ("--master", "local[2]", "--interval", "0.3")
-START_TIMEOUT_S = 240.0  # a JVM on a machine that does other things too
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -105,10 +104,12 @@ class World:
             assert self._producer.flush(TIMEOUT_S) == 0
 
 
-def test_topics_are_found_while_it_runs_and_a_stop_is_clean(world: World) -> None:
+def test_topics_are_found_while_it_runs_and_a_stop_is_clean(world: World, tmp_path: Path) -> None:
+    spark_log = tmp_path / "spark.log"
     first = world.create("first", table="delta", decode="json", schema="n bigint")
     world.produce(first, '{"n": 1}', "bad")
-    with running(world.bootstrap, world.warehouse, *LOCAL) as pipeline:
+    options = (*LOCAL, "--spark-log", str(spark_log))
+    with running(world.bootstrap, world.warehouse, *options) as pipeline:
         wait_until(lambda: world.rows(first) == 1, START_TIMEOUT_S)
         second = world.create("second", table="iceberg", decode="json")
         world.produce(second, '{"a": 1}', '{"a": 2}')
@@ -120,6 +121,8 @@ def test_topics_are_found_while_it_runs_and_a_stop_is_clean(world: World) -> Non
         assert pipeline.wait() == 0
         output = pipeline.output
     assert "pipeline stopped" in output
+    assert "default log level" in spark_log.read_text()
+    assert "default log level" not in output
     assert "first: 1 rows, 1 dead letters" in output
     assert "Traceback" not in output
     assert check_is_log(world.bootstrap, world.warehouse, first, "delta") == (101, 1)
@@ -185,6 +188,7 @@ def test_status_before_anything_ran(world: World) -> None:
         (["status", "--bootstrap", "127.0.0.1:1"], "no broker of 127.0.0.1:1"),
         (["status", "--config", "/none.toml"], "check --config"),
         (["replay", "nothing"], "nothing"),
+        (["run", "--once", "--spark-log", "/none/spark.log"], "--spark-log"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
@@ -213,50 +217,6 @@ def test_a_master_that_is_none(world: World) -> None:
 
 
 # A cluster
-
-
-@contextmanager
-def spark_cluster(root: Path, workers: int) -> Iterator[str]:
-    """A standalone master and some workers, of PySpark's own jars."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    start = str(home / "bin" / "spark-class")
-    port = free_port()
-    deploy = "org.apache.spark.deploy"
-    env = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_MEMORY": "256m",
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    web = ("--webui-port", "0")
-    commands = [[start, f"{deploy}.master.Master", "-h", "127.0.0.1", "-p", str(port), *web]]
-    commands += [
-        [
-            *(start, f"{deploy}.worker.Worker", "-h", "127.0.0.1", "-c", "1", "-m", "1g", *web),
-            *("-d", str(root / f"worker-{number}"), f"spark://127.0.0.1:{port}"),
-        ]
-        for number in range(workers)
-    ]
-    started = []
-    try:
-        for each in commands:
-            with (root / f"spark-{len(started)}.log").open("wb") as log:
-                process = subprocess.Popen(
-                    each, env=env, stdout=log, stderr=log, start_new_session=True
-                )
-            started.append(process)
-        wait_until(
-            lambda: (root / "spark-0.log").read_text().count("Registering worker") == workers,
-            START_TIMEOUT_S,
-        )
-        yield f"spark://127.0.0.1:{port}"
-    finally:
-        for process in started:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def test_on_a_spark_cluster(world: World, tmp_path: Path) -> None:

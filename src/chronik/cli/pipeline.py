@@ -48,6 +48,9 @@ def run(
         bool,
         typer.Option("--accept-loss", help="Go on where the log has lost records we had not read."),
     ] = False,
+    spark_log: Annotated[
+        str | None, typer.Option("--spark-log", metavar="FILE", help="Keep Spark's own log there.")
+    ] = None,
 ) -> None:
     """Materialise every topic whose chronik.table says so, until interrupted."""
     settings = _settings(
@@ -58,10 +61,10 @@ def run(
         interval_s=interval_s,
         accept_loss=accept_loss or None,
     )
-    _guarded(lambda: _run(settings, once))
+    _guarded(lambda: _run(settings, once, spark_log))
 
 
-def _run(settings: "PipelineConfig", once: bool) -> None:
+def _run(settings: "PipelineConfig", once: bool, spark_log: str | None) -> None:
     from chronik.spark.pipeline.discovery import discover
     from chronik.spark.pipeline.rounds import Pipeline
     from chronik.spark.pipeline.session import open_session
@@ -72,7 +75,7 @@ def _run(settings: "PipelineConfig", once: bool) -> None:
     # Whoever mistyped an address hears it before Spark's.
     found = discover(connection, settings)
     settings.place.check()
-    with quiet_start():
+    with quiet_start(spark_log):
         spark = open_session(settings.master, settings.spark)
     try:
         pipeline = Pipeline(settings, connection, spark, report=_Progress().show)

@@ -7,9 +7,11 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Final
+from typing import IO, Annotated, Final
 
 import typer
+
+from chronik.cli.session import fail
 
 ConfigFile = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="The pipeline's TOML file.")
@@ -36,24 +38,37 @@ _RAISED: Final = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Refused): (.+)
 
 
 @contextmanager
-def quiet_start() -> Iterator[None]:
-    """Keep what a JVM says while it starts, and show it only if it does not."""
+def quiet_start(log: str | None = None) -> Iterator[None]:
+    """Keep what a JVM says while it starts, and show it only if it does not.
+
+    What it says later goes where that went: to the log, if one is named.
+    """
     # Arrow carries our rows; what pandas PySpark would like is nobody's question here.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     _say_nothing_twice()
     sys.stderr.flush()
-    ours = os.dup(2)
-    with tempfile.TemporaryFile() as said:
+    with _open(log) as said:
+        ours = os.dup(2)
+        start = said.seek(0, os.SEEK_END)
         os.dup2(said.fileno(), 2)
         try:
             yield
         except BaseException:
-            said.seek(0)
+            said.seek(start)
             os.write(ours, said.read())
             raise
         finally:
             os.dup2(ours, 2)
             os.close(ours)
+
+
+def _open(log: str | None) -> IO[bytes]:
+    if log is None:
+        return tempfile.TemporaryFile()
+    try:
+        return open(log, "a+b")
+    except OSError as error:
+        fail(f"cannot write {log} (--spark-log): {error.strerror}")
 
 
 def _say_nothing_twice() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from chronik.client.link import TIMEOUT_S, Address, ConnectionFailed, Link
+from chronik.client.link import TIMEOUT_S, Address, ConnectionFailed, Link, Untrusted
 from chronik.client.security import PLAINTEXT, Security
 from chronik.model import TopicPartition
 from chronik.protocol.apis import METADATA, Api
@@ -61,7 +61,7 @@ def check_topic(code: int, name: str | None) -> None:
 def patience_s(error: KafkaError | ConnectionFailed, timeout_s: float) -> float:
     """For how long to try again: the same request may succeed later, or at another node."""
     if isinstance(error, ConnectionFailed):
-        return timeout_s
+        return 0.0 if isinstance(error, Untrusted) else timeout_s
     if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         return min(timeout_s, UNKNOWN_TOPIC_TIMEOUT_S)
     return timeout_s if error.code in RETRIABLE else 0.0

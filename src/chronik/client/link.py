@@ -81,6 +81,10 @@ class ConnectionFailed(Exception):
         return f"{self.address}: {self.reason}"
 
 
+class Untrusted(ConnectionFailed):
+    """A node whose certificate nobody vouches for: trying again would change nothing."""
+
+
 class _Pending(NamedTuple):
     """A request that was sent and not yet answered."""
 
@@ -220,7 +224,7 @@ class Link(asyncio.Protocol):
             found = await self._loop.getaddrinfo(*self.address, type=socket.SOCK_STREAM)
         except OSError as error:
             raise ConnectionFailed(self.address, str(error.strerror or error)) from None
-        reason = "the host has no address"
+        failure = ConnectionFailed(self.address, "the host has no address")
         for *_, place in found:  # `localhost` may have two, and a server on only one of them.
             try:
                 await self._loop.create_connection(
@@ -228,8 +232,8 @@ class Link(asyncio.Protocol):
                 )
                 return
             except OSError as error:
-                reason = _reason(error)
-        raise ConnectionFailed(self.address, reason)
+                failure = _not_opened(self.address, error, with_tls=context is not None)
+        raise failure
 
     async def _negotiate(self, timeout_s: float) -> None:
         self._versions = {API_VERSIONS.key: API_VERSIONS.versions}
@@ -379,6 +383,17 @@ def _ssl_context(security: Security) -> ssl.SSLContext | None:
         named = ", ".join(file for file in files if file)
         message = f"a certificate or key cannot be read ({named}): {wrong}"
         raise KafkaError(ErrorCode.INVALID_CONFIG, message) from None
+
+
+def _not_opened(address: Address, error: OSError, *, with_tls: bool) -> ConnectionFailed:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Untrusted(address, _reason(error))
+    if with_tls and isinstance(error, ConnectionResetError):
+        # To a broker without TLS our greeting is a request of absurd length.
+        return ConnectionFailed(
+            address, "the connection was closed as TLS began: it may not speak TLS"
+        )
+    return ConnectionFailed(address, _reason(error))
 
 
 def _reason(error: OSError) -> str:

@@ -237,7 +237,7 @@ class LogFacts:
         except ConnectionFailed as error:
             raise SourceError(
                 f"no broker of {self._connection.bootstrap} answers ({error}): check"
-                " kafka.bootstrap.servers and that the cluster runs"
+                " kafka.bootstrap.servers, kafka.security.protocol and that the cluster runs"
             ) from None
         except KafkaError as error:
             raise SourceError(str(error)) from None

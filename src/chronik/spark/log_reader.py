@@ -156,7 +156,11 @@ class LogReader:
             cluster = self.connection.cluster()
             try:
                 self._run(cluster.retry(lambda: cluster.refresh(())))
-            except (KafkaError, ConnectionFailed) as error:
+            except KafkaError as error:
+                raise SourceError(
+                    f"the cluster of {self.connection.bootstrap} cannot be read: {error}"
+                ) from None
+            except ConnectionFailed as error:
                 raise SourceError(
                     "no broker answers; is kafka.bootstrap.servers="
                     f"{self.connection.bootstrap} right, and are they running? ({error})"

@@ -7,7 +7,7 @@ import pytest
 
 from chronik.client import cluster as cluster_module
 from chronik.client.cluster import Cluster
-from chronik.client.link import Address, ConnectionFailed
+from chronik.client.link import Address, ConnectionFailed, Untrusted
 from chronik.model import TopicPartition
 from chronik.protocol.errors import ErrorCode, KafkaError
 
@@ -74,6 +74,20 @@ def test_retry_goes_on_while_the_reason_may_pass(fake_broker: Any) -> None:
             with pytest.raises(KafkaError, match="INVALID_CONFIG"):
                 await cluster.retry(work)
             assert failures == []
+
+    asyncio.run(test())
+
+
+def test_retry_does_not_wait_for_trust(fake_broker: Any) -> None:
+    async def test() -> None:
+        async with fake_broker() as broker, Cluster([broker.address]) as cluster:
+            failures = [Untrusted(broker.address, "forged"), AssertionError("tried again")]
+
+            async def work() -> None:
+                raise failures.pop(0)
+
+            with pytest.raises(Untrusted, match="forged"):
+                await cluster.retry(work)
 
     asyncio.run(test())
 

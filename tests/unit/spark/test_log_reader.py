@@ -14,6 +14,7 @@ from confluent_kafka import Producer as ConfluentProducer
 from chronik.client.admin import Admin
 from chronik.client.cluster import Cluster
 from chronik.client.producer import Producer
+from chronik.client.security import Security
 from chronik.model import TopicPartition
 from chronik.protocol.apis import FETCH
 from chronik.protocol.schema import Versions
@@ -260,6 +261,15 @@ def test_a_broker_that_comes_back_is_waited_for(tmp_path: Path) -> None:
         finally:
             starting.join()
             second.stop()
+
+
+def test_who_is_refused_is_not_told_to_look_for_the_broker(shared: Broker) -> None:
+    security = Security(mechanism="PLAIN", username="bob", password="hidden")
+    refused = Connection(bootstrap=shared.bootstrap, security=security, timeout_s=10)
+    with LogReader(refused) as reader, pytest.raises(SourceError) as got:
+        list(reader.read(OffsetRange("t", NO_ID, 0, 0, 1)))
+    assert str(got.value).startswith(f"the cluster of {shared.bootstrap} cannot be read: UNSUPP")
+    assert "hidden" not in str(got.value)
 
 
 def test_what_travels_to_executors_can_be_pickled() -> None:

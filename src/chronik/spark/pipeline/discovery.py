@@ -37,10 +37,14 @@ def discover(connection: Connection, config: PipelineConfig) -> Discovered:
 
     try:
         found = asyncio.run(ask())
-    except (KafkaError, ConnectionFailed) as error:
+    except KafkaError as error:
+        raise LakeError(
+            f"the cluster of {connection.bootstrap} does not say which topics there are: {error}"
+        ) from None
+    except ConnectionFailed as error:
         raise LakeError(
             f"no broker of {connection.bootstrap} says which topics there are ({error}): check "
-            "--bootstrap and that the cluster runs"
+            "--bootstrap, security.protocol in --config and that the cluster runs"
         ) from None
     return sorted_out(found, config)
 
