@@ -33,7 +33,7 @@ test: lint .setup/clients
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 check: lint
-	$(BIN)/python -m pytest -q tests/unit tests/test_tidy.py
+	$(BIN)/python -m pytest -q -n 2 tests/unit tests/test_tidy.py
 
 lint: .setup/dev
 	$(BIN)/ruff format --check -q .
@@ -61,7 +61,7 @@ pipeline-chaos: .setup/dev
 
 bench: .setup/dev .setup/clients
 	$(BIN)/python -m bench $(ARGS)
-	$(BIN)/python -m bench.coordinators
+	$(BIN)/python -m bench.coordinators --peer kafka
 	$(BIN)/python -m bench.inside
 	$(BIN)/python -m bench.cluster --peer kafka
 	$(BIN)/python -m bench.replication --partitions

@@ -2,8 +2,12 @@
 
 One node with its defaults, stock consumers for the groups, raw requests for the offsets. Each
 figure stands beside its goal; results are also written to bench/results/ as JSON.
+
+How long others pause while a member is added depends on the client, too: it is the median of some
+rounds, and with `--peer kafka` an Apache Kafka has the same rounds in turn.
 """
 
+import argparse
 import asyncio
 import json
 import statistics
@@ -11,13 +15,15 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from struct import pack
 from typing import Any, TypeVar
 
-from bench.servers import Server, start_chronik
+from bench.ratios import interleaved, medians
+from bench.servers import Server, start_chronik, start_kafka
 from chronik.client.cluster import Cluster
 from chronik.client.groups import Groups
 from chronik.client.link import parse_bootstrap
@@ -294,21 +300,37 @@ def fetch_10_000_ms(server: Server) -> float:
     return asyncio.run(run())
 
 
-def measure(server: Server, commit_count: int) -> dict[str, float]:
+def pause_rows(servers: Mapping[str, Server], rounds: int) -> dict[str, float]:
+    """The pauses of both protocols, on each server."""
+    kinds = {
+        "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
+        "KIP-848": {"group.protocol": "consumer"},
+    }
+    figures = (
+        "longest pause of others before",
+        "longest pause of others as a member is added",
+        "until the new member has its share",
+    )
+    rows: dict[str, float] = {}
+    for kind, settings in kinds.items():
+        measured = interleaved(
+            servers, rounds, lambda each, given=settings: pauses_ms(each, **given)
+        )  # type: ignore[misc]
+        for number, figure in enumerate(figures):
+            for name, median in medians(measured, lambda each, at=number: each[at]).items():  # type: ignore[misc]
+                rows[f"{kind}, {name}: {figure}, ms"] = median
+    return rows
+
+
+def measure(
+    server: Server, peers: Mapping[str, Server], commit_count: int, rounds: int
+) -> dict[str, float]:
     rows: dict[str, float] = {}
     rows["classic: end of the initial delay to stable, s"] = time_to_stable_s(server)
     rows["KIP-848: last join to stable, s"] = time_to_stable_s(
         server, **{"group.protocol": "consumer"}
     )
-    kinds = {
-        "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
-        "KIP-848": {"group.protocol": "consumer"},
-    }
-    for kind, settings in kinds.items():
-        before, after, took = pauses_ms(server, **settings)
-        rows[f"{kind}: longest pause of others before, ms"] = before
-        rows[f"{kind}: longest pause of others as a member is added, ms"] = after
-        rows[f"{kind}: until the new member has its share, ms"] = took
+    rows |= pause_rows({"chronik": server, **peers}, rounds)
     rows["offset commits/s"], per_cpu_s = commits_per_s(server, commit_count)
     rows["offset commits per CPU second of the node"] = per_cpu_s
     rows["fetch of 10,000 committed offsets, ms"] = fetch_10_000_ms(server)
@@ -316,15 +338,21 @@ def measure(server: Server, commit_count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="chronik-bench-") as home:
+    parser = argparse.ArgumentParser(prog="bench.coordinators", description=__doc__)
+    parser.add_argument("--peer", choices=["kafka"], help="have the same pauses measured on it")
+    parser.add_argument("--rounds", type=int, default=3, help="of the pauses")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="chronik-bench-") as home, ExitStack() as stack:
         server = start_chronik(Path(home) / "node")
-        try:
-            rows = measure(server, 40_000)
-        finally:
-            server.stop()
+        stack.callback(server.stop)
+        peers = {}
+        if arguments.peer:
+            peers[arguments.peer] = start_kafka(Path(home) / "peer")
+            stack.callback(peers[arguments.peer].stop)
+        rows = measure(server, peers, 40_000, arguments.rounds)
     for name, figure in rows.items():
         goal = GOALS.get(name)
-        print(f"{name:62}{figure:12.2f}  {f'{goal[0]} {goal[1]}' if goal else ''}")
+        print(f"{name:72}{figure:12.2f}  {f'{goal[0]} {goal[1]}' if goal else ''}")
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)
     name = f"coordinators-{time.strftime('%Y%m%d-%H%M%S')}.json"
