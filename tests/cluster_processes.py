@@ -12,6 +12,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 from node_process import CHRONIK
 from ports import free_port
+from stalls import stalls
 
 WAIT_S = 20.0
 END_S = 90.0  # a killed process ends only when the disk has done what it was asked for
@@ -19,9 +20,13 @@ END_S = 90.0  # a killed process ends only when the disk has done what it was as
 
 def eventually(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> float:
     """Wait until it holds; how long that took."""
-    began = time.monotonic()
+    began, stalled_s = time.monotonic(), stalls().total_s
     while not condition():
-        assert time.monotonic() - began < wait_s, f"not within {wait_s:g} s: {what}"
+        if time.monotonic() - began >= wait_s:
+            still_s = stalls().total_s - stalled_s
+            raise AssertionError(
+                f"not within {wait_s:g} s: {what} (the machine stood still for {still_s:.1f} s)"
+            )
         time.sleep(0.02)
     return time.monotonic() - began
 
@@ -56,6 +61,20 @@ class ClusterProcesses:
     def log(self, node_id: int) -> str:
         """What a node has logged."""
         return (self._directory / f"{node_id}.log").read_text()
+
+    def last_words(self) -> str:
+        """What became of each process, and how its log ends: for a test that has failed."""
+        told = []
+        for node_id in self.ids:
+            process = self._processes.get(node_id)
+            state = "ended by the test"
+            if process is not None and (code := process.poll()) is not None:
+                state = f"ended by itself: {code}"
+            elif process is not None:
+                state = f"running: {_waits_for(process.pid)}"
+            lines = self.log(node_id).splitlines()[-20:]
+            told += [f"node {node_id} {state}", *(f"    {line}" for line in lines)]
+        return "\n".join(told)
 
     def data_dir(self, node_id: int) -> Path:
         return self._directory / str(node_id)
@@ -142,3 +161,9 @@ class ClusterProcesses:
 
         eventually(agree, "one controller")
         return found.pop()
+
+
+def _waits_for(pid: int) -> str:
+    """The state of each thread of a process: S sleeps, R runs, D waits for the disk."""
+    stats = (each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/stat"))
+    return "".join(stat.rpartition(")")[2].split()[0] for stat in stats)

@@ -79,9 +79,13 @@ class CrashDisk(MemoryDisk):
     def crash(self, seed: int) -> None:
         """Lose power and come back with what survived."""
         rng = random.Random(seed)
+        self.end_process()
+        _survive_directory(self.root, rng)
+
+    def end_process(self) -> None:
+        """The process ends; what it has written stays in the page cache."""
         self.operations_left = -1
         self._replacing = ""
-        _survive_directory(self.root, rng)
 
     # Names
 
@@ -190,6 +194,16 @@ class CrashDisk(MemoryDisk):
             directory.durable = dict(directory.entries)
             directory.pending.clear()
 
+    def sync_everything(self, path: str) -> None:
+        self._step()
+        if not self.ignore("everything", path, _caller()):
+            _survive_whole(self.root)
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether a crash would lose nothing."""
+        return _is_synced(self.root)
+
 
 def _caller() -> str:
     return sys._getframe(2).f_code.co_name
@@ -209,6 +223,23 @@ def _survive_directory(directory: Directory, rng: random.Random) -> None:
         else:
             node.durable = _survive_file(node.durable, bytes(node.content), rng)
             node.content = bytearray(node.durable)
+
+
+def _survive_whole(directory: Directory) -> None:
+    directory.durable = dict(directory.entries)
+    directory.pending.clear()
+    for node in directory.entries.values():
+        if isinstance(node, Directory):
+            _survive_whole(node)
+        else:
+            node.durable = bytes(node.content)
+
+
+def _is_synced(directory: Directory) -> bool:
+    return not directory.pending and all(
+        _is_synced(node) if isinstance(node, Directory) else node.durable == bytes(node.content)
+        for node in directory.entries.values()
+    )
 
 
 def _survive_file(durable: bytes, current: bytes, rng: random.Random) -> bytes:

@@ -25,6 +25,6 @@ def is_free(port: int) -> bool:
 def free_port() -> int:
     """A port that nobody has now and no other test gets soon."""
     while True:
-        port = _FIRST + next(_next) % _SHARE
+        port = _FIRST + next(_next) % (_SHARE - INTERNAL_PORT_OFFSET)
         if is_free(port) and is_free(port + INTERNAL_PORT_OFFSET):
             return port

@@ -3,11 +3,16 @@
 Each producer is idempotent and asks for acks=all; it numbers its records. Afterwards everything is
 read back: whatever was acknowledged is at its offset, nothing is there twice, and the records of a
 producer are in their order within each partition. The files of the replicas hold the same batches.
+
+No fault is a reason for a producer to begin a new epoch. librdkafka does so if it is told that a
+batch is out of order, and then sends again what may be stored already: a record that is there twice
+is a rare consequence, so that the epochs themselves are watched.
 """
 
+import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 
@@ -26,6 +31,17 @@ GAP_S = 0.05  # what is shorter is no gap
 READ_S = 60.0
 UNKNOWN = -1
 Rows = dict[int, list[tuple[int, str]]]  # by partition: offset and value
+
+
+class _Listening(logging.Logger):
+    """Hears what librdkafka has to say, and keeps it from everybody else."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__("librdkafka", logging.DEBUG)
+        self._tell = tell
+
+    def handle(self, record: logging.LogRecord) -> None:
+        self._tell(record.getMessage())
 
 
 class Load:
@@ -49,9 +65,11 @@ class Load:
                 "enable.idempotence": True,
                 "linger.ms": 2,
                 "message.timeout.ms": 300_000,
-                "log_level": 0,  # Every fault would be news.
+                "debug": "eos",  # what becomes of sequences and epochs
+                "log_level": 7,
                 **settings,
-            }
+            },
+            logger=_Listening(self._told),
         )
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -59,6 +77,7 @@ class Load:
         self.sent = 0
         self.acked: dict[str, tuple[int, int]] = {}
         self.failed: list[str] = []
+        self.epochs: list[str] = []  # why others than the first were begun
         self.gaps_s: list[float] = []
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
@@ -74,6 +93,10 @@ class Load:
         assert partition is not None
         # If a later record was acknowledged, so is this one, though nobody told its offset.
         self.acked[value.decode()] = (partition, UNKNOWN if offset is None else offset)
+
+    def _told(self, line: str) -> None:
+        if "epoch bump" in line or "ERRSEQ" in line:
+            self.epochs.append(line)
 
     def _run(self) -> None:
         while not self._end.is_set():
@@ -148,19 +171,27 @@ def _watermarks(consumer: Consumer, place: TopicPartition) -> tuple[int, int]:
             time.sleep(0.1)
 
 
-def check_records(found: Rows, acked: Mapping[str, tuple[int, int]]) -> None:
-    """Nothing that was acknowledged is lost or elsewhere, nothing is twice, all is in order."""
+def check_records(
+    found: Rows,
+    acked: Mapping[str, tuple[int, int]],
+    tell: Callable[[tuple[int, int]], object] = str,
+) -> None:
+    """Nothing that was acknowledged is lost or elsewhere, nothing is twice, all is in order.
+
+    `tell` says what is known of a place, if something is wrong with it.
+    """
     places: dict[str, tuple[int, int]] = {}
     for partition, rows in found.items():
         last: dict[str, int] = {}
         for expected_offset, (offset, value) in enumerate(rows):
             assert offset == expected_offset, f"partition {partition} has a hole before {offset}"
-            twice = f"{value} is at {places.get(value)} and at {(partition, offset)}"
-            assert value not in places, twice
-            places[value] = (partition, offset)
+            place = (partition, offset)
+            if value in places:
+                raise AssertionError(f"{value} is at {tell(places[value])} and at {tell(place)}")
+            places[value] = place
             name, _, number = value.partition(":")
             before = last.get(name, -1)
-            assert int(number) > before, f"{value} at {(partition, offset)} comes after {before}"
+            assert int(number) > before, f"{value} at {tell(place)} comes after {before}"
             last[name] = int(number)
     lost = acked.keys() - places.keys()
     wrong = {
@@ -176,6 +207,13 @@ def log_bytes(data_dir: Path, topic: str, partition: int) -> bytes:
     (directory,) = (data_dir / "topics").glob(f"{topic}.*")
     segments = sorted((directory / str(partition)).glob("*.log"))
     return b"".join(each.read_bytes() for each in segments)
+
+
+def tell_batch(data_dir: Path, topic: str, place: tuple[int, int]) -> str:
+    """A place, and the batch that is there: whose it is, and in which epoch."""
+    partition, offset = place
+    headers = [each.header for each in split(log_bytes(data_dir, topic, partition))]
+    return f"{place} in {next(each for each in headers if each.last_offset >= offset)}"
 
 
 def check_replicas(data_dirs: Iterable[Path], topic: str, partitions: int) -> int:

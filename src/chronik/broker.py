@@ -82,7 +82,7 @@ from chronik.storage.disk import Disk, FileDisk
 from chronik.storage.errors import StorageError
 from chronik.storage.log import Log
 from chronik.storage.reserve import Reserve
-from chronik.storage.run_marker import ended_cleanly, mark_running, mark_stopped
+from chronik.storage.run_marker import ended_cleanly, mark_running, mark_stopped, was_killed
 
 logger = logging.getLogger(__name__)
 
@@ -315,6 +315,8 @@ class Broker:
             clock=self._clock,
             broker_config=self.broker_config,
         )
+        if was_killed(self._disk, data_dir):
+            self.replicas.sync_left_behind()
         self.replicas.isr_updates = InSyncUpdates(
             self.node_id, self.metadata.submit, self._broker_epoch, self._clock
         )
@@ -528,8 +530,7 @@ class Broker:
             await self.metadata.stop()
             await self._commit.drain()
             await self._partition_commit.drain()
-            await self.replicas.close()
-            if self._is_marked:
+            if await self.replicas.close() and self._is_marked:
                 mark_stopped(self._disk, self.node.data_dir)
         finally:
             self.metadata.close()

@@ -128,6 +128,9 @@ def test_every_acknowledged_topic_is_on_every_node(tmp_path: Path) -> None:
             catalogs = [catalog(cluster, node_id) for node_id in EVERYBODY]
             print(f"{dict(faults.counts)}, all back after {settled_s:.1f} s")
             print(f"{len(creator.acked)} topics acknowledged, {dict(creator.outcomes)}")
+    except BaseException:
+        print(cluster.last_words())
+        raise
     finally:
         cluster.kill()
     assert catalogs[0] == catalogs[1] == catalogs[2]

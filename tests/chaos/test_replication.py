@@ -13,6 +13,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from cluster_processes import ClusterProcesses, eventually
 from confluent_kafka.admin import NewTopic
 from link_proxies import HOST, LinkProxies
 from replicated_topics import reassign
-from replication_load import Load, check_records, check_replicas, read_back
+from replication_load import Load, check_records, check_replicas, read_back, tell_batch
 from small_disks import on_small_disk, used_bytes
 
 MINUTES = float(os.environ.get("CHRONIK_TEST_MINUTES", "0.5"))
@@ -99,7 +100,7 @@ def test_no_acknowledged_record_is_lost_doubled_or_reordered(tmp_path: Path) -> 
             cluster.wait_for(EVERYBODY)
             _run_and_check(cluster, Troubles(cluster, links, chance, small_disk), chance)
     except BaseException:
-        print(f"failed; again: {REPLAY}")
+        print(f"failed; again: {REPLAY}\n{cluster.last_words()}")
         raise
     finally:
         cluster.kill()
@@ -133,7 +134,8 @@ def _run_and_check(cluster: ClusterProcesses, faults: Faults, chance: random.Ran
     print(f"{len(acked)} of {sum(load.sent for load in loads)} records acknowledged")
     print("longest gaps between acks:", ", ".join(f"{gap:.1f} s" for gap in gaps[:5]))
     assert [load.failed for load in loads] == [[]] * len(loads)
-    check_records(found[TOPIC], acked)
+    assert [load.epochs[:4] for load in loads] == [[]] * len(loads)
+    check_records(found[TOPIC], acked, partial(tell_batch, cluster.data_dir(1), TOPIC))
     check_records(found[IDLE], idle.acked)
     data_dirs = [cluster.data_dir(each) for each in EVERYBODY]
     batches = sum(check_replicas(data_dirs, name, PARTITIONS) for name in (TOPIC, IDLE))

@@ -301,17 +301,22 @@ class MetadataRuntime:
         leader_id = self.consensus.node.leader_id
         if leader_id is None or leader_id == self.node_id:
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
-        body = await self.call(leader_id, SUBMIT, encode_command(command), timeout_s)
+        asked = self.term.to_bytes(8, "big") + encode_command(command)
+        body = await self.call(leader_id, SUBMIT, asked, timeout_s)
         index = int.from_bytes(body[:8], "big")
         async with asyncio.timeout(max(timeout_s, 0)):
             await self.applied(index)
         return decode_response(command, body[8:])
 
     async def on_submit(self, body: bytes) -> bytes:
-        """Another node's client asks: decide here, or say that somebody else leads."""
-        if not self.can_propose:
+        """Another node's client asks: decide here, or say that somebody else leads.
+
+        A request that comes late, after its node has asked the leader of another term, must not be
+        decided any more: the client may have been told that it was refused.
+        """
+        if not self.can_propose or int.from_bytes(body[:8], "big") != self.term:
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
-        command = decode_command(body)
+        command = decode_command(body[8:])
         response = await self.submit(command)
         return self.applied_index.to_bytes(8, "big") + encode_response(command, response)
 

@@ -12,13 +12,13 @@ Invariants
 See `schema` for how a message is declared.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from struct import Struct, error, pack, unpack_from
 from typing import Any, Final, TypeVar
 
 from chronik.protocol.errors import ProtocolError
-from chronik.protocol.schema import Buffer, Field, Kind, Message, fields_of
+from chronik.protocol.schema import Buffer, Field, Kind, Message, Part, fields_of
 
 M = TypeVar("M", bound=Message)
 Decoder = Callable[[Buffer, int], tuple[M, int]]
@@ -84,10 +84,10 @@ def _skip_tags(data: Buffer, position: int, size: int) -> int:
     return position
 
 
-def _records_parts(value: Any) -> tuple[int, tuple[Buffer, ...] | list[Buffer]]:
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return len(value), (value,)
-    return sum(map(len, value)), value
+def _records_parts(value: Any) -> tuple[int, Sequence[Part]]:
+    if isinstance(value, (list, tuple)):
+        return sum(map(len, value)), value
+    return len(value), (value,)
 
 
 _DECODE_GLOBALS: Final = {

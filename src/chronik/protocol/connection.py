@@ -11,14 +11,14 @@ it is answered in version 0 with UNSUPPORTED_VERSION and the whole list.
 """
 
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from chronik.protocol.apis import API_VERSIONS, APIS, Api
 from chronik.protocol.codec import decoder, encoder
 from chronik.protocol.errors import ProtocolError
 from chronik.protocol.messages.api_versions import ApiVersionsRequest
 from chronik.protocol.messages.headers import decode_request_header, skip_tagged_fields
-from chronik.protocol.schema import Buffer, Message
+from chronik.protocol.schema import Buffer, Message, Part
 
 FRAME_HEADER_SIZE: Final = 4
 _RESPONSE_HEAD: Final = Struct(">ii")
@@ -60,10 +60,11 @@ def decode_request(frame: Buffer) -> Request:
     return Request(api, version, header.correlation_id, header.client_id, body)
 
 
-def encode_response(request: Request, response: Message) -> list[Buffer]:
+def encode_response(request: Request, response: Message) -> list[Part]:
     """The framed response, as parts to be written one after the other."""
     api, version = request.api, request.version
-    parts: list[Buffer] = encoder(api.response, version, api.is_flexible(version))(response)
+    encoded = encoder(api.response, version, api.is_flexible(version))(response)
+    parts = cast("list[Part]", encoded)  # Only the records of a response may lie in a file.
     size = sum(map(len, parts))
     if api.response_header_version(version):
         parts.insert(0, _RESPONSE_HEAD_FLEXIBLE.pack(size + 5, request.correlation_id, 0))

@@ -26,6 +26,7 @@ from typing import (
     Annotated,
     Any,
     Final,
+    Protocol,
     TypeAlias,
     Union,
     dataclass_transform,
@@ -108,9 +109,26 @@ string = Annotated[str, Wire("string")]
 blob = Annotated[bytes, Wire("bytes")]
 uuid = Annotated[bytes, Wire("uuid")]  # 16 bytes, as they are on the wire
 Buffer: TypeAlias = bytes | bytearray | memoryview
-# Record bytes: a view of the request when decoded, any buffers (written one after the other,
+
+
+class InFile(Protocol):
+    """Bytes that a socket takes from a file."""
+
+    def __len__(self) -> int: ...
+
+    def send(self, socket_descriptor: int) -> None:
+        """Let a socket take as much as it has room for."""
+        ...
+
+    def rest(self) -> Buffer:
+        """What was not sent."""
+        ...
+
+
+Part: TypeAlias = Buffer | InFile
+# Record bytes: a view of the request when decoded, any parts (written one after the other,
 # never copied) when encoded.
-records = Annotated[Buffer | Sequence[Buffer], Wire("records")]
+records = Annotated[Part | Sequence[Buffer], Wire("records")]
 
 NO_UUID: Final = bytes(16)
 

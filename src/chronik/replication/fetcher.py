@@ -105,6 +105,7 @@ class Fetcher:
         self._keys: dict[int, Key] = {}
         self._next_handle = 0
         self._to_name: dict[Key, None] = {}
+        self._refused: dict[Key, None] = {}  # named again a little later, all at once
         self._to_report: dict[Key, None] = {}
         self._report_is_due = False
         self._busy: set[Key] = set()  # what follows the end of a handle is under way
@@ -236,9 +237,11 @@ class Fetcher:
             case Data():
                 self._received(portions(message, batches))
             case Diverged():
-                self._end(message.handle, lambda key: self._cut(key, message))
+                self._mend(message.handle, lambda key: self._cut(key, message))
+            case Rejected(error_code=ErrorCode.OFFSET_OUT_OF_RANGE):
+                self._mend(message.handle, lambda key: self._begin_anew(key, message))
             case Rejected():
-                self._end(message.handle, lambda key: self._rejected(key, message))
+                self._name_later(message.handle)
             case _:
                 raise ProtocolError(f"{type(message).__name__} from a leader")
 
@@ -259,7 +262,7 @@ class Fetcher:
                 logger.error(
                     "replication failed", extra={"partition": str(partition), "error": str(error)}
                 )
-                self._end(portion.handle, self._later)
+                self._name_later(portion.handle)
         self._report()
 
     def _hold_back(self, key: Key, partition: Partition, size: int) -> None:
@@ -281,13 +284,31 @@ class Fetcher:
         self._to_report[key] = None
         self._report()
 
-    def _end(self, handle: int, then: Callable[[Key], Awaitable[None]]) -> None:
-        """A handle has ended; what follows may take a while."""
+    def _end(self, handle: int) -> Key | None:
+        """A handle has ended; whose it was."""
         key = self._keys.pop(handle, None)
         if key is not None:
             del self._handles[key]
             self._to_report.pop(key, None)
             self._send(Unfollow((handle,)))
+        return key
+
+    def _name_later(self, handle: int) -> None:
+        """Name a partition again in a while, with whatever else is refused until then."""
+        key = self._end(handle)
+        if key is not None:
+            if not self._refused:
+                asyncio.get_running_loop().call_later(RETRY_S, self._name_refused)
+            self._refused[key] = None
+
+    def _name_refused(self) -> None:
+        refused, self._refused = self._refused, {}
+        self._name(key for key in refused if key in self._wanted and key not in self._handles)
+
+    def _mend(self, handle: int, then: Callable[[Key], Awaitable[None]]) -> None:
+        """Do what a log needs before it is named again; that may take a while."""
+        key = self._end(handle)
+        if key is not None:
             self._start(self._resume(key, then), f"resume-{self.leader_id}")
 
     async def _resume(self, key: Key, then: Callable[[Key], Awaitable[None]]) -> None:
@@ -312,15 +333,10 @@ class Fetcher:
             to_offset = min(to_offset, max(own_end_offset, 0))
         await self._followed.truncate(partition, to_offset)
 
-    async def _rejected(self, key: Key, rejected: Rejected) -> None:
+    async def _begin_anew(self, key: Key, rejected: Rejected) -> None:
         partition = self._followed.find_followed(key)
-        if rejected.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and partition is not None:
+        if partition is not None:
             await self._followed.begin_anew(partition, rejected.log_start_offset)
-        else:
-            await self._later(key)
-
-    async def _later(self, key: Key) -> None:
-        await asyncio.sleep(RETRY_S)
 
     # What this replica has.
 

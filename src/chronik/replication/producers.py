@@ -18,7 +18,7 @@ and rebuilds after a truncation. Open and aborted transactions are `transactions
 `verification`'s; guards are of this process and in no snapshot.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import Final
 
@@ -292,6 +292,17 @@ class Producers:
         for producer_id in expired:
             del self._producers[producer_id]
         return len(expired)
+
+    def lost(self, after: "Producers") -> Iterator[tuple[int, int, int]]:
+        """Producers of which a later state knows less: id, epoch and the first sequence missing."""
+        for producer_id, producer in self._producers.items():
+            known = after.get(producer_id)
+            known_offset = -1
+            if known is not None and known.batches:
+                known_offset = known.batches[-1].base_offset
+            missing = [each for each in producer.batches if each.base_offset > known_offset]
+            if missing:
+                yield producer_id, producer.epoch, missing[0].base_sequence
 
     def truncate(self, to_offset: int) -> bool:
         """Forget what lies at or above an offset; whether the state is still exact.

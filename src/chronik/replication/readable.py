@@ -10,11 +10,12 @@ Invariants
 
 from chronik.protocol.batch import last_next_offset
 from chronik.protocol.errors import ErrorCode, KafkaError
-from chronik.protocol.schema import Buffer
+from chronik.protocol.schema import Buffer, Part
 from chronik.replication.producers import Producers
 from chronik.replication.transactions import AbortedTxn
 from chronik.replication.waiting import Watcher
 from chronik.storage.errors import OffsetOutOfRange, StorageError
+from chronik.storage.file_range import FileRange
 from chronik.storage.log import Log
 
 
@@ -59,6 +60,14 @@ class Readable:
             nowait=nowait,
         )
 
+    def file_range(self, offset: int, max_bytes: int, *, committed: bool) -> FileRange | None:
+        """What `read` would give, for a socket to take from the page cache; None: read it."""
+        self._check_usable()
+        if committed and self.producers.has_aborted(offset):
+            return None  # Which of them concern it is seen only in the batches.
+        limit_offset = self.last_stable_offset if committed else self.high_watermark
+        return self.log.file_range(offset, max_bytes, limit_offset)
+
     def read_for_follower(
         self, offset: int, max_bytes: int, *, nowait: bool = True
     ) -> Buffer | None:
@@ -101,10 +110,11 @@ class Readable:
         # Of an open transaction retention may have taken the beginning away.
         return max(self._stable_offset, self.log.log_start_offset)
 
-    def aborted_transactions(self, offset: int, records: Buffer) -> list[AbortedTxn]:
+    def aborted_transactions(self, offset: int, records: Part) -> list[AbortedTxn]:
         """The aborted transactions that concern what was read from an offset."""
         if not len(records) or not self.producers.has_aborted(offset):
             return []
+        assert isinstance(records, (bytes, bytearray, memoryview)), "`file_range` gives none then"
         return self.producers.aborted_between(offset, last_next_offset(records))
 
     def watch(self, watcher: Watcher) -> None:

@@ -31,6 +31,7 @@ from chronik.metadata.records import (
     Record,
     TopicRemovedRecord,
 )
+from chronik.model import TopicPartition
 from chronik.protocol.errors import ErrorCode, KafkaError, ProtocolError
 from chronik.replication.following import Following
 from chronik.replication.high_watermarks import (
@@ -41,6 +42,11 @@ from chronik.replication.high_watermarks import (
 )
 from chronik.replication.isr_updates import InSyncUpdates
 from chronik.replication.partition import Partition
+from chronik.replication.partition_recovery import (
+    PRODUCERS_FILE,
+    recover_partition,
+    recover_producers,
+)
 from chronik.replication.producers import Producers
 from chronik.replication.refusals import Refusals
 from chronik.replication.removals import LEFT, Removals
@@ -51,12 +57,10 @@ from chronik.storage.commit import GroupCommit
 from chronik.storage.disk import Disk
 from chronik.storage.errors import CorruptLog, StorageError
 from chronik.storage.log import Log
-from chronik.storage.scan import scan
 
 logger = logging.getLogger(__name__)
 
 NAME_LENGTH_MAX = 200  # of a topic's name in its directory's, which may have 255 with the id
-PRODUCERS_FILE = "producers"
 DELETED = "deleted-"  # before the id in the directory name of a topic whose files are going
 EVERY_TOPIC = ""  # no topic has this name
 CLOSED_AT_ONCE = 8  # keeps the disk's threads busy; more would only queue
@@ -101,6 +105,7 @@ class Replicas:
         self._high_watermarks: Saved = {}
         self._is_started = False
         self._loading: dict[Partition, asyncio.Task[None]] = {}
+        self._syncing_left: asyncio.Future[None] | None = None
         self.damaged: set[Partition] = set()  # to be mended, if others have the data
         # Set by whoever wires the parts of a node, before anything is served.
         self.following: Following | None = None
@@ -188,13 +193,14 @@ class Replicas:
         )
         self._by_log[log] = partition
         if record.leader == self._node_id:
-            partition.lead(record, self._now_ms())
+            partition.lead(record, self.now_ms())
         is_going = self.removals.is_going(log.directory)  # what it held when it was here before
         if index not in self._on_disk.get(topic.id, ()) and not is_going:
             partition.loaded()  # Nothing was ever written: there is nothing to recover.
         return partition
 
-    def _now_ms(self) -> int:
+    def now_ms(self) -> int:
+        """What measures waits; it never goes back."""
         return int(self.clock.monotonic() * 1000)
 
     async def load(self, partition: Partition) -> None:
@@ -210,7 +216,10 @@ class Replicas:
             partition.producers = producers
             partition.loaded(self._known_high_watermark(partition))
 
-        work = self._load(partition, lambda: self._recover(partition), loaded)
+        def recover() -> Producers:
+            return recover_partition(self._disk, partition, self._syncing_left is not None)
+
+        work = self._load(partition, recover, loaded)
         await self._in_turn(partition, work)
 
     async def _in_turn(self, partition: Partition, work: Coroutine[Any, Any, None]) -> None:
@@ -227,6 +236,7 @@ class Replicas:
     ) -> None:
         try:
             await self.removals.wait(partition.log.directory)
+            await self._left_synced()
             producers = await self._disk.run(read)
         except (StorageError, ProtocolError, OSError) as error:
             if not partition.is_deleted:
@@ -236,41 +246,20 @@ class Replicas:
         else:
             done(producers)
 
+    def sync_left_behind(self) -> None:
+        """Sync what a killed run has left, once for all logs, before any of them is loaded."""
+        self._syncing_left = self._disk.run(lambda: self._disk.sync_everything(self._data_dir))
+
+    async def _left_synced(self) -> None:
+        if self._syncing_left is not None:
+            await asyncio.shield(self._syncing_left)
+
     def _known_high_watermark(self, partition: Partition) -> int | None:
         """What was saved, or None if this is the only replica: then all of its log is committed."""
         topic = self.image.topic_by_id(partition.topic_id)
         if topic is None or len(topic.partitions[partition.index].replicas) == 1:
             return None
         return self._high_watermarks.get(id_text(topic.id), {}).get(partition.index, 0)
-
-    def _recover(self, partition: Partition) -> Producers:
-        """Blocking: the log, then the producers from their snapshot and what follows it."""
-        partition.log.load()
-        producers = self._recover_producers(partition)
-        log = partition.log
-        for each in (f"{log.directory}/{PRODUCERS_FILE}", *(each.path for each in log.segments)):
-            self._disk.release(each)  # It may have been loaded for a look, and stay idle.
-        return producers
-
-    def _recover_producers(self, partition: Partition) -> Producers:
-        log = partition.log
-        producers = Producers()
-        path = f"{log.directory}/{PRODUCERS_FILE}"
-        if self._disk.exists(path):
-            try:
-                data = bytes(self._disk.pread(path, self._disk.size(path), 0))
-                producers = Producers.from_snapshot(data)
-            except ProtocolError as reason:
-                logger.warning("producers rebuilt", extra={"path": path, "reason": str(reason)})
-        if producers.end_offset > log.end_offset:
-            # It tells of batches that a crash has cut off, and would pass for true once as many
-            # others are appended: it goes now.
-            producers = Producers()
-            self._disk.remove(path)
-            self._disk.sync_directory(log.directory)
-        partition.snapshot_offset = producers.end_offset
-        producers.replay(scan(log, producers.end_offset))
-        return producers
 
     async def truncate(self, partition: Partition, to_offset: int) -> None:
         """Cut a follower's log back to where it agrees with its leader's."""
@@ -308,12 +297,18 @@ class Replicas:
         """Change what the log holds, off the loop; whoever wants it meanwhile waits to load it."""
         assert partition.is_loaded
         partition.is_loaded = False
+        partition.snapshot_saved = partition.snapshot_taken  # One on its way tells of what goes.
 
         def rewrite() -> Producers:
             work()
-            return self._recover_producers(partition)
+            return recover_producers(self._disk, partition)
 
-        await self._in_turn(partition, self._load(partition, rewrite, partition.rewritten))
+        def rewritten(producers: Producers) -> None:
+            place = TopicPartition(partition.name, partition.index)
+            self.refusals.cut(place, partition.producers, producers, self.now_ms())
+            partition.rewritten(producers)
+
+        await self._in_turn(partition, self._load(partition, rewrite, rewritten))
 
     def used(self) -> Iterator[Partition]:
         """Every partition that was used since the start."""
@@ -482,7 +477,7 @@ class Replicas:
                 self._leave(topic, index)
             partition = known.get(index)
             if partition is not None and record.leader == self._node_id:
-                partition.lead(record, self._now_ms())
+                partition.lead(record, self.now_ms())
                 if self.isr_updates is not None and partition.is_loaded:
                     self.isr_updates.look_again((partition,))
             elif partition is not None:
@@ -540,24 +535,38 @@ class Replicas:
             self._high_watermarks = saved
             await self._disk.run(lambda: write_high_watermarks(self._disk, self._data_dir, saved))
 
-    async def close(self) -> None:
-        """Leave every log clean, so that the next start trusts it, and what was committed."""
+    async def close(self) -> bool:
+        """Leave every log clean, so that the next start trusts it, and what was committed.
+
+        Whether everything that was ever written here is on disk.
+        """
         if self._loading:
             await asyncio.wait(self._loading.values())
         await self.removals.close()
         with contextlib.suppress(OSError):
             await self.save_high_watermarks()
         dirty = [partition for partition in self.loaded() if not is_clean(partition)]
+        is_on_disk = True
         for i in range(0, len(dirty), CLOSED_AT_ONCE):
-            await asyncio.gather(*map(self._close, dirty[i : i + CLOSED_AT_ONCE]))
+            is_on_disk &= all(
+                await asyncio.gather(*map(self._close, dirty[i : i + CLOSED_AT_ONCE]))
+            )
+        try:
+            await self._left_synced()
+        except OSError as error:
+            logger.error("not synced", extra={"path": self._data_dir, "error": str(error)})
+            return False
+        return is_on_disk
 
-    async def _close(self, partition: Partition) -> None:
+    async def _close(self, partition: Partition) -> bool:
         try:
             await self._disk.run(partition.log.close)
             await self.checkpoint(partition)
         except (OSError, StorageError) as error:
             extra = {"partition": str(partition), "error": str(error)}
             logger.error("partition not closed", extra=extra)
+            return False
+        return True
 
 
 def is_clean(partition: Partition) -> bool:

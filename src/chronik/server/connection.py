@@ -34,7 +34,8 @@ from chronik.protocol.connection import (
     encode_response,
 )
 from chronik.protocol.errors import ProtocolError
-from chronik.protocol.schema import Buffer, Message
+from chronik.protocol.schema import Buffer, Message, Part
+from chronik.server.sending import write_parts
 
 if TYPE_CHECKING:
     from chronik.server.listener import Listener
@@ -62,7 +63,7 @@ class _Slot:
     def __init__(self, request: Request, started: float) -> None:
         self.request = request
         self.started = started
-        self.parts: list[Buffer] | None = None
+        self.parts: list[Part] | None = None
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -348,18 +349,25 @@ class Connection(asyncio.BufferedProtocol):
         slots = self._slots
         if self._transport is None or not slots or slots[0].parts is None:
             return
-        parts: list[Buffer] = []
+        parts: list[Part] = []
         while slots and slots[0].parts is not None:
             parts.extend(slots.popleft().parts or ())
         size = sum(map(len, parts))
         self._unwritten = 0
         self._listener.metrics.bytes_out += size
         if size <= JOIN_BYTES_MAX:
-            self._transport.write(b"".join(parts))
+            self._transport.write(b"".join(cast("list[Buffer]", parts)))  # Files have large parts.
         else:
-            self._transport.writelines(parts)
+            self._write_large(self._transport, parts)
         if self._backlog or not self._reading:
             self._continue()
+
+    def _write_large(self, transport: asyncio.Transport, parts: list[Part]) -> None:
+        try:
+            write_parts(transport, parts)
+        except OSError as error:  # A part of the answer is out, and no other can follow it.
+            logger.error("response broken off", exc_info=error, extra={"client": self.client_host})
+            transport.abort()
 
     # Holding and reading on.
 

@@ -240,6 +240,8 @@ class Members:
             return to
         try:
             metadata.consensus.transfer(to)
+        except NotLeader:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER) from None
         except NotNow as reason:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"{reason}.".capitalize()) from None
         deadline = asyncio.get_running_loop().time() + CALL_TIMEOUT_S

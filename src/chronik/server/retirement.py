@@ -60,6 +60,7 @@ async def _hand_over(metadata: MetadataRuntime, node_id: int) -> None:
     voters = sorted(consensus.node.members.current.voters & heard - {node_id})
     if not voters:
         return
-    consensus.transfer(voters[0])
+    if consensus.node.transferring_to is None:  # Else somebody has asked for it already.
+        consensus.transfer(voters[0])
     # The new leader's first entry comes by here, too.
     await metadata.until(lambda: not metadata.is_leading, TRANSFER_TIMEOUT_S)

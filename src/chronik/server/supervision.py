@@ -6,6 +6,7 @@ whose connection closed and did not come back, and takes it in again when it is 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -24,10 +25,11 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S: Final = 0.5  # six in a session
 WATCH_S: Final = 0.1  # how late a death may be noticed
 HEARTBEAT: Final = "heartbeat"
-NOT_YET: Final = (
-    ErrorCode.NOT_CONTROLLER,
-    ErrorCode.REQUEST_TIMED_OUT,
-    ErrorCode.BROKER_ID_NOT_REGISTERED,
+# Refusals that a try soon after may not meet: nobody led, or a pause helps.
+UNLED: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
+NOT_NOW: Final = (
+    ErrorCode.BROKER_ID_NOT_REGISTERED,  # It was removed, and will be told.
+    ErrorCode.KAFKA_STORAGE_ERROR,  # Who leads has a full disk, and will hand over.
 )
 
 
@@ -55,18 +57,24 @@ class Supervision:
     # As a broker.
 
     async def register(self, command: RegisterBroker) -> int:
-        """Register, however long it takes to find a leader; the broker epoch."""
+        """Register, however long it takes to find a leader that can; the broker epoch."""
         while True:
             try:
                 epoch: int = await self._metadata.submit(command)
             except KafkaError as error:
-                if error.code not in NOT_YET:
+                if error.code not in UNLED + NOT_NOW or self._is_of_own_disk(error):
                     raise
                 logger.warning("not registered yet", extra={"reason": str(error)})
-                if error.code is ErrorCode.BROKER_ID_NOT_REGISTERED:
-                    await asyncio.sleep(HEARTBEAT_S)  # It was removed, and will be told.
+                if error.code in NOT_NOW:
+                    await asyncio.sleep(HEARTBEAT_S)
             else:
                 return epoch
+
+    def _is_of_own_disk(self, error: KafkaError) -> bool:
+        """Whether it is this node's own disk that refuses, and not the leader's."""
+        metadata = self._metadata
+        is_broken = metadata.failure is not None or metadata.consensus.full is not None
+        return error.code is ErrorCode.KAFKA_STORAGE_ERROR and is_broken
 
     async def heartbeats(self, command: RegisterBroker, epoch: int) -> None:
         """Show the leader that this node lives, until it stops."""
@@ -82,7 +90,8 @@ class Supervision:
                     ErrorCode.STALE_BROKER_EPOCH,
                     ErrorCode.BROKER_ID_NOT_REGISTERED,
                 ):
-                    epoch = await self.register(command)
+                    with contextlib.suppress(KafkaError):  # The next one finds out again.
+                        epoch = await self.register(command)
             except (ConnectionError, TimeoutError):
                 pass  # The next one may find a leader.
 

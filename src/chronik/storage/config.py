@@ -21,3 +21,10 @@ class LogConfig:
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int = (1 << 63) - 1
+
+    @property
+    def roll_ms(self) -> int:
+        """How long a segment is appended to."""
+        if self.compact:  # The active segment is not compacted, so it must not stay active.
+            return min(self.segment_ms, self.max_compaction_lag_ms)
+        return self.segment_ms

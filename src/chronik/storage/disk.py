@@ -24,11 +24,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
 
 from chronik.protocol.schema import Buffer
 from chronik.storage.errors import DirectoryLocked
+from chronik.storage.file_range import CAN_SEND_FILES, FileRange, is_cached
+from chronik.storage.file_system import sync_file_system
 
 T = TypeVar("T")
 
@@ -58,6 +61,10 @@ class Disk(Protocol):
 
     def pread_nowait(self, path: str, size: int, position: int) -> Buffer | None:
         """Read from the page cache, None where that would wait for the device."""
+        ...
+
+    def file_range(self, path: str, position: int, size: int) -> FileRange | None:
+        """A part of a file that a socket can take from the page cache; None: read it."""
         ...
 
     def write(self, path: str, data: Buffer) -> None:
@@ -114,6 +121,10 @@ class Disk(Protocol):
 
     def sync_directory(self, path: str) -> None:
         """Make a directory's entries durable."""
+        ...
+
+    def sync_everything(self, path: str) -> None:
+        """Make durable whatever was written to the file system of a path, also by others."""
         ...
 
     def release(self, path: str) -> None:
@@ -305,6 +316,13 @@ class FileDisk:
         finally:
             self._release(file)
 
+    def file_range(self, path: str, position: int, size: int) -> FileRange | None:
+        if not CAN_SEND_FILES:
+            return None
+        file = self._acquire(path)
+        part = FileRange(file.descriptor, position, size, partial(self._release, file))
+        return part if is_cached(file.descriptor, position, size) else None
+
     def write(self, path: str, data: Buffer) -> None:
         with self._open(path, create=True) as descriptor:
             os.ftruncate(descriptor, 0)
@@ -396,6 +414,13 @@ class FileDisk:
         except OSError as error:
             self._failed[path] = error
             raise
+        finally:
+            os.close(descriptor)
+
+    def sync_everything(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            sync_file_system(descriptor)
         finally:
             os.close(descriptor)
 

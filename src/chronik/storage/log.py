@@ -41,8 +41,9 @@ from chronik.storage.epochs import (
     truncate_from_start,
 )
 from chronik.storage.errors import BadIndex, CorruptLog, LogFailed, OffsetOutOfRange, WouldBlock
+from chronik.storage.file_range import RANGE_BYTES_MIN, FileRange
 from chronik.storage.index import Read
-from chronik.storage.read import Wanted, read_batches, verify
+from chronik.storage.read import Wanted, find_range, read_batches, verify
 from chronik.storage.recovery import Rules, directories_of, recover
 from chronik.storage.retention import expired_count
 from chronik.storage.segment import Segment, position_of, walk
@@ -122,12 +123,12 @@ class Log:
 
     # Loading
 
-    def load(self) -> None:
-        """Recover from the files, if there are any; raises CorruptLog. Blocks."""
+    def load(self, *, is_synced: bool = False) -> None:
+        """Recover from the files, which may all be on disk already; raises CorruptLog. Blocks."""
         with self.disk.exclusive(self.directory):
             if not self.disk.exists(self.directory):
                 return
-            rules = Rules(self.config.index_interval_bytes, dense=not self.config.compact)
+            rules = Rules(self.config.index_interval_bytes, not self.config.compact, is_synced)
             found = recover(self.disk, self.directory, rules)
             self._segments = found.segments
             self.log_start_offset = found.log_start_offset
@@ -186,26 +187,11 @@ class Log:
         config = self.config
         if size + header.size > config.segment_bytes or not segment.fits(header):
             return True
-        return self._age_ms(segment, header.max_timestamp, now_ms) > self._segment_ms
+        return segment.age_ms(header.max_timestamp, now_ms) > config.roll_ms
 
     def _is_unborn(self) -> bool:
         """Whether not even the first segment's name is durable: no second one may be, before."""
         return not self._synced_offset and not self._recovery_point
-
-    @property
-    def _segment_ms(self) -> int:
-        config = self.config
-        if config.compact:  # The active segment is not compacted, so it must not stay active.
-            return min(config.segment_ms, config.max_compaction_lag_ms)
-        return config.segment_ms
-
-    @staticmethod
-    def _age_ms(segment: Segment, timestamp: int, now_ms: int) -> int:
-        """As Kafka measures it: by record time where there is one, else by the clock."""
-        if segment.first_timestamp != NO_TIMESTAMP and timestamp != NO_TIMESTAMP:
-            return timestamp - segment.first_timestamp
-        segment.created_ms = segment.created_ms or now_ms  # Zero after a load.
-        return now_ms - segment.created_ms
 
     def _prepare_file(self, segment: Segment) -> None:
         changed: Sequence[str] = ()
@@ -239,7 +225,7 @@ class Log:
         # After a load the last record's time is the best guess; it is made once a start.
         guess_ms = now_ms if segment.max_timestamp == NO_TIMESTAMP else segment.max_timestamp
         segment.created_ms = segment.created_ms or min(guess_ms, now_ms)
-        if now_ms - segment.created_ms <= self._segment_ms:
+        if now_ms - segment.created_ms <= self.config.roll_ms:
             return False
         self.roll(now_ms)
         return True
@@ -372,6 +358,32 @@ class Log:
         except (WouldBlock, BadIndex, CorruptLog, FileNotFoundError):
             return None  # The blocking read finds out which.
 
+    def file_range(self, offset: int, max_bytes: int, limit_offset: int) -> FileRange | None:
+        """Whole batches as `read` would give, for a socket to take from the page cache.
+
+        None if they are few, not cached, or of an earlier process and so to be verified: read them.
+        """
+        trusted_offset = max(self._found_offset, self.log_start_offset)
+        if max_bytes < RANGE_BYTES_MIN or not trusted_offset <= offset < limit_offset:
+            return None
+        segment = self._segment_at(offset)
+        assert segment is not None
+        wanted = Wanted(offset, max_bytes, limit_offset, False, self.config.index_interval_bytes)
+        try:
+            found = find_range(segment, self._pread_nowait, wanted, self._hinted(segment, offset))
+            if found is None:
+                return None
+            part = self.disk.file_range(segment.path, found.position, found.size)
+        except (WouldBlock, BadIndex, FileNotFoundError):
+            return None
+        self._hint = (segment, found.next_offset, found.position + found.size)
+        return part
+
+    def _hinted(self, segment: Segment, offset: int) -> int | None:
+        """The position of an offset, if an earlier read has ended there."""
+        at = self._hint
+        return at[2] if at is not None and at[0] is segment and at[1] == offset else None
+
     def _pread_nowait(self, path: str, size: int, position: int) -> Buffer:
         data = self.disk.pread_nowait(path, size, position)
         if data is None:
@@ -409,11 +421,7 @@ class Log:
             i = max(bisect_right(segments, wanted.offset, key=_base_offset) - 1, 0)
         while i < len(segments):
             segment = segments[i]
-            hint = self._hint
-            position = None
-            if hint is not None and hint[0] is segment and hint[1] == wanted.offset:
-                position = hint[2]
-            found = read_batches(segment, read, wanted, position)
+            found = read_batches(segment, read, wanted, self._hinted(segment, wanted.offset))
             if found is not None:
                 if must_verify:
                     verify(found, segment)

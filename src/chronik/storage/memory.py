@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from chronik.protocol.schema import Buffer
 from chronik.storage.disk import Done
+from chronik.storage.file_range import FileRange
 
 T = TypeVar("T")
 
@@ -53,6 +54,9 @@ class MemoryDisk:
 
     def pread_nowait(self, path: str, size: int, position: int) -> Buffer | None:
         return self.pread(path, size, position)
+
+    def file_range(self, path: str, position: int, size: int) -> FileRange | None:
+        return None
 
     def write(self, path: str, data: Buffer) -> None:
         self._create(path).extend(data)
@@ -125,6 +129,9 @@ class MemoryDisk:
     def sync_directory(self, path: str) -> None:
         if path not in self._directories:
             raise FileNotFoundError(path)
+
+    def sync_everything(self, path: str) -> None:
+        pass
 
     def release(self, path: str) -> None:
         pass

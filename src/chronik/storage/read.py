@@ -6,6 +6,8 @@ to the wanted batch, and at the end only from the last index entry before the cu
 
 Positions come from hints (index entries, the end of an earlier read), so a header that contradicts
 its hint raises `BadIndex`: the caller rebuilds the index or reads again. `log` picks the segment.
+
+Many batches need not be read at all to be sent: `find_range` tells where they lie.
 """
 
 from struct import Struct
@@ -16,6 +18,7 @@ from crc32c import crc32c
 from chronik.protocol.batch import CRC_START, HEADER_SIZE, LENGTH_OVERHEAD, MAGIC
 from chronik.protocol.schema import Buffer
 from chronik.storage.errors import BadIndex, CorruptLog
+from chronik.storage.file_range import RANGE_BYTES_MIN
 from chronik.storage.index import Read
 from chronik.storage.segment import Segment
 
@@ -42,19 +45,21 @@ class Batches(NamedTuple):
     next_position: int
 
 
+class Range(NamedTuple):
+    """Where whole batches lie in a segment's file."""
+
+    position: int
+    size: int
+    next_offset: int
+
+
 def read_batches(
     segment: Segment, read: Read, wanted: Wanted, hint_position: int | None
 ) -> Batches | None:
     """Batches from the one that holds the offset on; None if the segment has none from there."""
     size = segment.size  # Before `next_offset`: an append in between must not look included.
     segment_end_offset = segment.next_offset
-    if hint_position is None:
-        floor = segment.floor_offset(read, wanted.offset)
-        expected, position = floor or (None, 0)
-        offset_min = segment.base_offset
-    else:
-        expected, position = None, hint_position
-        offset_min = wanted.offset
+    position, expected, offset_min = _nearest(segment, read, wanted.offset, hint_position)
     if position >= size:
         if position > size:
             raise BadIndex
@@ -76,6 +81,35 @@ def read_batches(
     if everything and len(data) - start <= wanted.max_bytes:
         return Batches(data[start:], segment_end_offset, size)
     return _trim(segment, read, wanted, data, position, start, size)
+
+
+def find_range(
+    segment: Segment, read: Read, wanted: Wanted, hint_position: int | None
+) -> Range | None:
+    """Where such batches lie, without reading them; None if they are few, or not easily found.
+
+    It may end before what `read_batches` would give: at the last indexed batch within the limits.
+    """
+    size = segment.size
+    segment_end_offset = segment.next_offset
+    position, expected, offset_min = _nearest(segment, read, wanted.offset, hint_position)
+    if size - position < RANGE_BYTES_MIN:
+        return None
+    head = _read(read, segment, wanted.interval_bytes + HEADER_SIZE, position)
+    start, _ = _skip_to(head, wanted.offset, expected, offset_min)
+    if start + HEADER_SIZE > len(head):
+        return None
+    position += start
+    if size - position <= wanted.max_bytes and wanted.limit_offset >= segment_end_offset:
+        return Range(position, size - position, segment_end_offset)
+    last = segment.floor_position(read, min(position + wanted.max_bytes, size))
+    if last is not None and wanted.limit_offset < last[0]:
+        last = segment.floor_offset(read, wanted.limit_offset)
+    if last is None or last[1] - position < RANGE_BYTES_MIN:
+        return None
+    next_offset, end = last
+    _skip_to(_read(read, segment, HEADER_SIZE, end), next_offset, next_offset, next_offset)
+    return Range(position, end - position, next_offset)
 
 
 def verify(found: Batches, segment: Segment) -> None:
@@ -101,6 +135,16 @@ def verify(found: Batches, segment: Segment) -> None:
             position = found.next_position - len(data) + at
             raise CorruptLog(segment.path, position, offset_min, reason)
         at, offset_min = end, base_offset + delta + 1
+
+
+def _nearest(
+    segment: Segment, read: Read, offset: int, hint_position: int | None
+) -> tuple[int, int | None, int]:
+    """Where to look for an offset; the base offset that is expected there, and the least one."""
+    if hint_position is not None:
+        return hint_position, None, offset
+    base_offset, position = segment.floor_offset(read, offset) or (None, 0)
+    return position, base_offset, segment.base_offset
 
 
 def _read(read: Read, segment: Segment, size: int, position: int) -> memoryview:

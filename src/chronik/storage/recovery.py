@@ -77,6 +77,7 @@ class Rules(NamedTuple):
 
     interval_bytes: int
     dense: bool  # batches follow each other without gaps, as in a log that is not compacted
+    is_synced: bool = False  # what is found is on disk: nobody else has to see to that
 
 
 def recover(disk: Disk, directory: str, rules: Rules) -> Recovered:
@@ -106,9 +107,10 @@ def recover(disk: Disk, directory: str, rules: Rules) -> Recovered:
         )
     segments = segments[:trusted] + kept
     truncate_from_start(epochs, checkpoint.log_start_offset)
-    if end > checkpoint.recovery_point:
+    if end > checkpoint.recovery_point and not rules.is_synced:
         _make_durable(disk, directory, kept)
-        changed = True
+    # Else the checkpoint is as far behind as that of a log in use may be, and waits for its turn.
+    changed |= bool(kept) and kept[-1].base_offset > checkpoint.recovery_point
     return Recovered(
         segments=segments,
         log_start_offset=checkpoint.log_start_offset,

@@ -3,6 +3,8 @@
 While a node runs a file in its data directory says so, and in which boot of the machine. A process
 that was killed has lost nothing: what it wrote is in the page cache. A machine that went down has
 lost what was not fsynced. So a run that did not end by itself counts as clean within the same boot.
+What such a run has left there the next one may never touch, and the machine may go down later: the
+next one syncs all of it when it starts, and that is done before its own end can be a clean one.
 """
 
 from typing import Final
@@ -22,6 +24,11 @@ def ended_cleanly(disk: Disk, data_dir: str) -> bool:
     return bool(boot_id) and before == boot_id
 
 
+def was_killed(disk: Disk, data_dir: str) -> bool:
+    """Whether the last run did not end by itself. Blocking."""
+    return disk.exists(f"{data_dir}/{FILE_NAME}")
+
+
 def mark_running(disk: Disk, data_dir: str) -> None:
     """From now on something is written that may be lost. Blocking.
 
@@ -32,7 +39,7 @@ def mark_running(disk: Disk, data_dir: str) -> None:
 
 
 def mark_stopped(disk: Disk, data_dir: str) -> None:
-    """The run ends, and everything is on disk. Blocking."""
+    """The run ends, and everything that it or an earlier one wrote is on disk. Blocking."""
     path = f"{data_dir}/{FILE_NAME}"
     if disk.exists(path):
         disk.remove(path)

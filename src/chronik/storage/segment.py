@@ -104,6 +104,13 @@ class Segment:
             and self.size + header.size <= SEGMENT_BYTES_MAX
         )
 
+    def age_ms(self, timestamp: int, now_ms: int) -> int:
+        """As Kafka measures it: by record time where there is one, else by the clock."""
+        if self.first_timestamp != NO_TIMESTAMP and timestamp != NO_TIMESTAMP:
+            return timestamp - self.first_timestamp
+        self.created_ms = self.created_ms or now_ms  # Zero after a load.
+        return now_ms - self.created_ms
+
     # Searching
 
     def floor_offset(self, read: Read, offset: int) -> tuple[int, int] | None:

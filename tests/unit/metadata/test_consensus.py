@@ -147,6 +147,40 @@ def test_a_refusal_is_the_leaders() -> None:
     play(work)
 
 
+def test_a_request_that_comes_late_is_not_decided_in_another_term() -> None:
+    """Its node has asked again by then, and the client may have been told of a refusal."""
+
+    async def work(group: Group) -> None:
+        first = await group.leader()
+        follower = next(node for node in group.nodes.values() if node is not first)
+        await follower.submit(registration(1))
+        sent: list[bytes] = []
+        call = group.call
+
+        async def hold(node_id: int, method: str, body: bytes, timeout_s: float) -> bytes:
+            sent.append(body)
+            return await call(node_id, method, body, timeout_s)
+
+        follower.call = hold
+        await follower.submit(topic(1))
+        assert len(sent) == 1
+        group.away.add(first.node_id)
+        second = await group.leader()
+        group.away.clear()
+        late = (
+            sent[0]
+            .replace(b'"t1"', b'"t2"')
+            .replace(topic(1).topic_id.encode(), topic(2).topic_id.encode())
+        )
+        with pytest.raises(KafkaError) as refused:
+            await second.on_submit(late)
+        assert refused.value.code is ErrorCode.NOT_CONTROLLER
+        await group.agree()
+        assert set(second.image.topics) == {"t1"}
+
+    play(work)
+
+
 def test_a_new_leader_goes_on_where_the_old_one_stopped() -> None:
     async def work(group: Group) -> None:
         old = await group.leader()

@@ -2,6 +2,7 @@
 
 A random life of a log is cut by a crash at a random operation, again and again. After each recovery
 every durable batch must be there, offsets must be dense and the log a prefix of what was appended.
+Some crashes are only a process's end: then everything is synced at once before the log is loaded.
 The same lives on a disk that ignores one kind of fsync must break one of these promises: otherwise
 that fsync, or this test, would be worth nothing.
 """
@@ -51,13 +52,18 @@ class Life:
                 while True:
                     self.act(log)
             except Crash:
-                self.disk.crash(self.rng.randrange(1 << 30))
-            log = self.opened()
+                is_killed = self.rng.random() < 0.3
+                if is_killed:
+                    self.disk.end_process()
+                    self.disk.sync_everything("/data")
+                else:
+                    self.disk.crash(self.rng.randrange(1 << 30))
+            log = self.opened(is_synced=is_killed)
             self.check(log)
 
-    def opened(self) -> Log:
+    def opened(self, *, is_synced: bool = False) -> Log:
         log = Log(self.disk, DIRECTORY, CONFIG)
-        log.load()
+        log.load(is_synced=is_synced)
         return log
 
     def act(self, log: Log) -> None:
@@ -146,6 +152,7 @@ def test_no_crash_loses_a_durable_batch(seed: int) -> None:
             "the checkpoint's",
             lambda kind, path, caller: kind == "replaced file" and "checkpoint" in path,
         ),
+        ("the file system's", lambda kind, path, caller: kind == "everything"),
         (
             "the checkpoint's rename's",
             lambda kind, path, caller: kind == "replaced directory",
@@ -160,3 +167,28 @@ def test_without_any_one_fsync_something_is_lost(what: str, ignore: Ignore) -> N
         except (AssertionError, StorageError):
             return
     pytest.fail(f"nobody noticed that {what} fsync is missing")
+
+
+def test_what_a_killed_run_has_left_costs_one_sync_and_no_checkpoint() -> None:
+    """A node may have thousands of logs to load before it is in sync again."""
+    syncs: list[str] = []
+
+    def counted(kind: str, path: str, caller: str) -> bool:
+        syncs.append(kind)
+        return False
+
+    disk = CrashDisk(counted)
+    disk.make_directory("/data/topics")
+    log = Log(disk, DIRECTORY, LogConfig())
+    log.load()
+    for number in range(3):
+        append(log, make_batch(log.end_offset, b"%d" % number), born=False)
+    disk.sync_everything("/data")
+    syncs.clear()
+    log = Log(disk, DIRECTORY, LogConfig())
+    log.load(is_synced=True)
+    assert log.durable_offset == log.end_offset == 3
+    assert syncs == []
+    assert not log.is_checkpointed
+    log.checkpoint()
+    assert log.is_checkpointed

@@ -214,6 +214,19 @@ def test_a_failed_fsync_is_never_followed_by_a_success(
             attempt()
 
 
+def test_a_whole_file_system_is_synced_or_says_why_not(
+    file_disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_disk.append(f"{tmp_path}/a", [b"x"])
+    file_disk.sync_everything(str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        file_disk.sync_everything(f"{tmp_path}/nowhere")
+    monkeypatch.setattr(os, "open", lambda *_: -1)
+    monkeypatch.setattr(os, "close", lambda _: None)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file_disk.sync_everything(str(tmp_path))
+
+
 def test_a_second_process_is_refused_and_told_by_whom(file_disk: FileDisk, tmp_path: Path) -> None:
     path = f"{tmp_path}/lock"
     file_disk.lock(path)

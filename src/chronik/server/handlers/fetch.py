@@ -34,7 +34,7 @@ from chronik.protocol.messages.fetch import (
     PartitionData,
 )
 from chronik.protocol.messages.produce import NodeEndpoint
-from chronik.protocol.schema import Buffer
+from chronik.protocol.schema import Buffer, Part
 from chronik.replication.leader_epochs import check_leader_epoch, end_offset_for_epoch
 from chronik.replication.partition import Partition
 from chronik.server.context import Context
@@ -139,7 +139,7 @@ class _Reader:
         self,
         partition: Partition,
         position: Position,
-        records: Buffer,
+        records: Part,
         diverging_epoch: EpochEndOffset | None = None,
         nearest: int = -1,
     ) -> PartitionData:
@@ -213,20 +213,31 @@ class _Reader:
             return None
         return EpochEndOffset(epoch=epoch, end_offset=end_offset)
 
-    def _records(self, partition: Partition, position: Position, left: int) -> Buffer:
+    def _records(self, partition: Partition, position: Position, left: int) -> Part:
         # A partition that is waited for will give something, and then it is the first.
         nothing_yet = self.bytes_read == 0 and not self._blocked
         first = nothing_yet or self._context.version < REQUEST_LIMIT_VERSION
         size = max(min(position.max_bytes, left), 1 if first else 0)
+        if self._context.version >= ZSTD_VERSION:
+            read = _Read(position.fetch_offset, size, first)
+            return self._in_file(partition, position, read) or self._stored(
+                partition, position, read
+            )
         while True:
             data = self._stored(partition, position, _Read(self._offset(position), size, first))
-            if not len(data) or self._context.version >= ZSTD_VERSION:
+            if not len(data):
                 return data
             converted = self._for_old_client(partition, position, data)
             if len(converted):
                 return converted
             self._passed[position.key] = split(data)[-1].header.next_offset
             self._cold.pop(position.key, None)
+
+    def _in_file(self, partition: Partition, position: Position, read: _Read) -> Part | None:
+        """What the kernel can send by itself: see `storage.file_range`."""
+        if position.key in self._cold:
+            return None
+        return partition.file_range(read.offset, read.size, committed=self._interest.committed)
 
     def _stored(self, partition: Partition, position: Position, read: _Read) -> Buffer:
         cold = self._cold.get(position.key)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from chronik.coordinator.pending import Pending
 from chronik.metadata.image import Topic
+from chronik.model import TopicPartition
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -151,9 +152,8 @@ def produce(
     topics = []
     now_ms = context.node.clock.wall_ms()
     for data in request.topic_data:
-        topic = _topic(context, data)
         appends = [
-            _append(context, topic, each, request.acks, now_ms) for each in data.partition_data
+            _append(context, data, each, request.acks, now_ms) for each in data.partition_data
         ]
         topics.append(_TopicAppends(data.name, data.topic_id, appends))
     return _finish(context, request, topics)
@@ -230,8 +230,7 @@ async def _produce_in_slices(
             if partition is not None and not partition.is_loaded:
                 await context.node.replicas.load(partition)
             now_ms = context.node.clock.wall_ms()
-            topic = _topic(context, data)
-            appends.append(_append(context, topic, each, request.acks, now_ms, guards))
+            appends.append(_append(context, data, each, request.acks, now_ms, guards))
             count += 1
             if count % SLICE_PARTITIONS == 0:
                 await asyncio.sleep(0)
@@ -270,21 +269,21 @@ def _topic(context: Context, data: TopicProduceData) -> Topic | None:
 
 def _append(
     context: Context,
-    topic: Topic | None,
+    named: TopicProduceData,
     data: PartitionProduceData,
     acks: int,
     now_ms: int,
     guards: Guards = NO_GUARDS,
 ) -> _Append:
     append = _Append(data.index)
+    topic = _topic(context, named)
     try:
         _write(context, topic, data, acks, now_ms, append, guards)
     except KafkaError as error:
-        append.error = error
-        if topic is not None:
-            records: Any = data.records or b""
-            refusals = context.node.replicas.refusals
-            append.error = refusals.answer(topic.id, data.index, records, error)
+        records: Any = data.records or b""
+        replicas = context.node.replicas
+        place = TopicPartition(named.name if topic is None else topic.name, data.index)
+        append.error = replicas.refusals.answer(place, records, error, replicas.now_ms())
     return append
 
 
@@ -307,6 +306,10 @@ def _write(
     records: Any = data.records
     buffer: Buffer = b"" if records is None else records
     append.partition = partition
+    replicas = context.node.replicas
+    place = TopicPartition(topic.name, data.index) if replicas.refusals else None
+    if place is not None:
+        replicas.refusals.check(place, buffer, partition.producers, replicas.now_ms())
     append.appended = partition.append(
         buffer,
         version=context.version,
@@ -316,8 +319,8 @@ def _write(
         verify=guards.verify,
     )
     append.waits = append.appended.end_offset > _acknowledged(acks, append.appended, partition)
-    if context.node.replicas.refusals:
-        context.node.replicas.refusals.accepted(topic.id, data.index, buffer)
+    if place is not None:
+        replicas.refusals.accepted(place, buffer)
     context.node.metrics.records_bytes_in += len(buffer)
 
 
