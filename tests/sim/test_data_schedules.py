@@ -8,10 +8,15 @@ from sim.world.cluster import HOST, KAFKA_PORT, Cluster
 from sim.world.data_campaign import SETTINGS
 from sim.world.data_clients import PLACES, Workload
 from sim.world.ledger import Ledger
+from sim.world.loop import ProcessClock
 
+from chronik.client.admin import Admin
 from chronik.client.consumer import Consumer
 from chronik.client.link import Address, Link
+from chronik.client.offsets import LATEST, list_offsets
+from chronik.client.producer import Producer
 from chronik.metadata.records import BrokerStatus
+from chronik.model import TopicPartition
 from chronik.protocol import apis
 from chronik.protocol.messages.api_versions import ApiVersionsRequest
 from chronik.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
@@ -135,6 +140,47 @@ def test_a_run_that_nobody_heard_of_does_not_make_the_one_before_it_clean(world)
     world.cluster.start(leader)
     world.until(lambda: world.cluster.machines[leader].process.is_watched)
     assert world.cluster.machines[leader].process.broker._ended_cleanly
+
+
+def test_a_clean_stop_vouches_for_what_a_killed_run_has_left():
+    """A partition that nobody used in between is on disk, too, before the power goes."""
+    cluster = Cluster(0, 1, durability="replicated", kafka=SETTINGS)
+    world = World(cluster, 0)
+
+    async def write():
+        connected = await world.workload.connect()
+        await Admin(connected).create_topic("t", partitions=1, replication_factor=1)
+        clock = ProcessClock(cluster.scheduler)
+        producer = Producer(connected, acks=-1, linger_s=0.0, clock=clock)
+        for number in range(5):
+            await (await producer.send("t", b"%d" % number, partition=0))
+        await producer.close()
+        await connected.close()
+
+    async def read():
+        connected = await world.workload.connect()
+        (end,) = (await list_offsets(connected, {TopicPartition("t", 0): LATEST})).values()
+        await connected.close()
+        return end
+
+    try:
+        with world.ledger.open(), cluster.existing():
+            cluster.start(1)
+            writing = world.workload.run(write())
+            world.until(writing.done)
+            assert writing.exception() is None
+            cluster.kill(1)
+            cluster.start(1)
+            world.until(lambda: cluster.machines[1].process.is_serving)
+            cluster.stop(1)
+            world.until(lambda: 1 not in cluster.processes)
+            cluster.power_off(1)
+            cluster.start(1)
+            reading = world.workload.run(read())
+            world.until(reading.done)
+            assert reading.result() == 5
+    finally:
+        world.workload.close()
 
 
 def test_a_consumer_waits_while_a_partition_that_failed_is_fetched_again(world):

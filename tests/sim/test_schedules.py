@@ -27,10 +27,14 @@ def started(seed):
         yield cluster
 
 
-def create(process, name):
+def create(process, name, partition_count=1, replication_factor=1):
     """Ask a node for a topic; the answer to wait for."""
-    topic_id = id_text(uuid.uuid4().bytes)
-    command = CreateTopic(name=name, topic_id=topic_id, partition_count=1, replication_factor=1)
+    command = CreateTopic(
+        name=name,
+        topic_id=id_text(uuid.uuid4().bytes),
+        partition_count=partition_count,
+        replication_factor=replication_factor,
+    )
     return process.do(lambda: process.metadata.submit(command))
 
 
@@ -122,6 +126,19 @@ def test_a_command_during_a_transfer_is_done_by_the_next_leader(cluster):
     cluster.network.mend_links([])
     assert cluster.scheduler.run_until(lambda: all(each.done() for each in answers), 20.0)
     assert [each.exception() for each in answers] == [None, None]
+
+
+def test_a_leader_that_hands_over_already_stops_like_any_other(cluster):
+    leader, (other, _) = cluster.leader, others(cluster)
+    agreed = create(leader, "t", 3, 3)  # so that whoever stops has something to resign from
+    assert cluster.scheduler.run_until(agreed.done, 10.0)
+    cluster.scheduler.run(2.0)
+    last_index = leader.node.log.last_index
+    cluster.stop(leader.node_id)
+    assert cluster.scheduler.run_until(lambda: leader.node.log.last_index > last_index, 1.0)
+    leader.do(lambda: leader.metadata.consensus.transfer(other.node_id))
+    assert cluster.scheduler.run_until(lambda: cluster.leader is other, 2.0)
+    assert cluster.scheduler.run_until(lambda: leader.loop.is_dead, 10.0)
 
 
 @pytest.mark.parametrize("wait_s", [0.5, 1.0, 1.5, 2.5])

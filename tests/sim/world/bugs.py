@@ -6,11 +6,11 @@ Each has a profile: which faults come how often. It is generic, and says nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
-from sim.world.campaign import Profile
+from sim.world.campaign import Campaign, Profile
 from sim.world.cluster import Cluster
 from sim.world.disk import SimulatedDisk
 from sim.world.operator import Operator
@@ -23,38 +23,36 @@ LONG_LEASE_MS = 2_000
 IDENTITY = "/data/node.json"
 
 
-class CountsOldTerms(WatchedNode):
-    """A leader with the bug of the paper's figure 8."""
-
-    __slots__ = ()
-
-    def _may_count(self, index: int) -> bool:
-        return True
+def counts_old_terms() -> AbstractContextManager[object]:
+    """A leader has the bug of the paper's figure 8."""
+    return patch.object(WatchedNode, "_may_count", lambda node, index: True)
 
 
-class HasLongLease(WatchedNode):
-    """A leader whose lease outlives the patience of the others."""
+def has_a_long_lease() -> AbstractContextManager[object]:
+    """A leader's lease outlives the patience of the others."""
+    has_lease = WatchedNode.has_lease
 
-    __slots__ = ()
-
-    def has_lease(self, now_ms: int) -> bool:
-        config = self.config
-        self.config = replace(config)
-        object.__setattr__(self.config, "lease_ms", LONG_LEASE_MS)
+    def has_long_lease(node: WatchedNode, now_ms: int) -> bool:
+        config = node.config
+        node.config = replace(config)
+        object.__setattr__(node.config, "lease_ms", LONG_LEASE_MS)
         try:
-            return super().has_lease(now_ms)
+            return has_lease(node, now_ms)
         finally:
-            self.config = config
+            node.config = config
+
+    return patch.object(WatchedNode, "has_lease", has_long_lease)
 
 
-class VotesAtOnce(WatchedNode):
-    """A voter that has forgotten its promise, and does not wait for its end."""
+def votes_at_once() -> AbstractContextManager[object]:
+    """A voter has forgotten its promise, and does not wait for its end."""
+    begin = WatchedNode.__post_init__
 
-    __slots__ = ()
+    def begin_without_promise(node: WatchedNode) -> None:
+        begin(node)
+        node._promised_until_ms = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._promised_until_ms = 0
+    return patch.object(WatchedNode, "__post_init__", begin_without_promise)
 
 
 def forgets_its_vote() -> AbstractContextManager[object]:
@@ -96,10 +94,12 @@ DEFAULT = Profile()
 class Bug:
     """A bug, where to look for it, and the promise that it breaks."""
 
+    planted: Callable[[], AbstractContextManager[object]]
     promise: str
-    raft_node: type[WatchedNode] = WatchedNode
-    planted: Callable[[], AbstractContextManager[object]] = nullcontext
     profile: Profile = DEFAULT
+
+    def campaign(self, seed: int) -> Campaign:
+        return Campaign(seed, self.profile)
 
 
 CONTESTED = Profile(
@@ -122,15 +122,11 @@ QUICK_RESTARTS = Profile(
 )
 
 BUGS = {
-    "a vote is not persisted": Bug("forgot its vote", planted=forgets_its_vote),
-    "an old term's entry is counted": Bug(
-        "an earlier term's entry", CountsOldTerms, profile=CONTESTED
-    ),
-    "a lease longer than the election timeout": Bug("stale read", HasLongLease),
-    "a restarted voter votes at once": Bug("stale read", VotesAtOnce, profile=QUICK_RESTARTS),
+    "a vote is not persisted": Bug(forgets_its_vote, "forgot its vote"),
+    "an old term's entry is counted": Bug(counts_old_terms, "an earlier term's entry", CONTESTED),
+    "a lease longer than the election timeout": Bug(has_a_long_lease, "stale read"),
+    "a restarted voter votes at once": Bug(votes_at_once, "stale read", QUICK_RESTARTS),
     "a wiped voter is let in": Bug(
-        "lacks a committed entry|two leaders|two entries",
-        planted=lets_a_wiped_voter_in,
-        profile=WIPED,
+        lets_a_wiped_voter_in, "lacks a committed entry|two leaders|two entries", WIPED
     ),
-}  # fmt: skip
+}

@@ -18,7 +18,6 @@ from sim.world.cluster import Cluster
 from sim.world.messages import MessageWeather
 from sim.world.network import Weather
 from sim.world.operator import Operator
-from sim.world.watch import WatchedNode
 
 CAMPAIGN_S = 60.0
 PROPOSALS = 200
@@ -67,19 +66,13 @@ class Profile:
 class Campaign:
     """What happens when."""
 
-    def __init__(
-        self,
-        seed: int,
-        profile: Profile | None = None,
-        raft_node: type[WatchedNode] = WatchedNode,
-        **raft_config: int,
-    ) -> None:
+    def __init__(self, seed: int, profile: Profile | None = None, **raft_config: int) -> None:
         self.chance = chance = random.Random(f"campaign {seed}")
         self.profile = profile or Profile()
         count = chance.choice(self.profile.counts)
         # Small messages and windows make for long conversations about few entries.
         config = chance.choice([{}, {}, {"append_bytes_max": 8, "inflight_max": 2}]) | raft_config
-        self.cluster = self.make_cluster(seed, count, raft_node=raft_node, **config)
+        self.cluster = self.make_cluster(seed, count, **config)
         self.clients = Clients(self.cluster, chance)
         self.operator = Operator(self.cluster, chance)
         self.reads = 0

@@ -108,7 +108,6 @@ class Cluster:
         seed: object = 0,
         count: int = 3,
         *,
-        raft_node: type[WatchedNode] = WatchedNode,
         durability: Durability = "fsync",
         kafka: Mapping[str, str] | None = None,
         **raft_config: int,
@@ -130,7 +129,6 @@ class Cluster:
         self.watch = Watch(self)
         # Told of a machine that has lost its memory, or its disk (True).
         self.on_loss: list[Callable[[int, bool], None]] = []
-        self._raft_node = raft_node
         self._raft_config = raft_config
 
     @contextmanager
@@ -143,7 +141,7 @@ class Cluster:
             # A call that came in the moment of a process's death is never begun.
             warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             stack.enter_context(seeded(self.seed))
-            stack.enter_context(patch.object(consensus, "RaftNode", self._raft_node))
+            stack.enter_context(patch.object(consensus, "RaftNode", WatchedNode))
             config = partial(RaftConfig, **self._raft_config)
             stack.enter_context(patch.object(consensus, "RaftConfig", config))
             stack.enter_context(patch.object(limits, "SNAPSHOT_ENTRY_COUNT", SNAPSHOT_ENTRIES))
@@ -233,6 +231,11 @@ class Cluster:
             process.loop.kill()
             self.network.process_ended(process.loop, is_silent=True)
             self._lost(node_id, has_lost_disk=False)
+        else:
+            disk = SimulatedDisk(self.machines[node_id].platter)
+            if not disk.is_synced:  # A process was killed, and the machine with what it wrote.
+                disk.power_failed()
+                self._lost(node_id, has_lost_disk=False)
         self.network.dark.add(node_id)
 
     def _lost(self, node_id: int, *, has_lost_disk: bool) -> None:

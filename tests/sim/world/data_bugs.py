@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 from sim.world.campaign import Profile
-from sim.world.data_campaign import DATA
+from sim.world.data_campaign import DATA, DataCampaign
 
 import chronik.broker
 from chronik.config.settings import Durability
@@ -114,6 +114,9 @@ class DataBug:
             disks_s=(self.disk_s,),
         )
 
+    def campaign(self, seed: int) -> DataCampaign:
+        return DataCampaign(seed, self.profile, self.durability)
+
 
 LOSS = "lacks committed|committed batch|cuts|lost|two batches|has changed|differ"
 
@@ -141,6 +144,6 @@ DATA_BUGS = {
         node_count=5,  # so that there is a quorum when two replicas of three are away
     ),
     "a commit after lost memory": DataBug(
-        commits_in_spite_of_lost_memory, HALF, {"power_all": 4}, disk_s=0.15
+        commits_in_spite_of_lost_memory, HALF, {"power_amid_commit": 4}, disk_s=0.15
     ),
 }

@@ -17,6 +17,7 @@ from sim.world.campaign import Campaign, Profile
 from sim.world.cluster import Cluster
 from sim.world.data_clients import PLACES, Workload
 from sim.world.ledger import Ledger, Place, content
+from sim.world.pipelined_client import Pipelined
 from sim.world.transactional_clients import Transactions
 
 from chronik.config.settings import Durability
@@ -33,6 +34,7 @@ SETTINGS = {
 }
 WHOLE_S = 40.0  # for all replicas to be in sync, and all clients to be done
 STEP_S = 0.2
+COMMIT_LOOK_S = 0.01  # how often somebody looks whether a commit is on its way
 DURABILITIES: tuple[Durability, ...] = ("fsync", "replicated")
 
 DATA = Profile(
@@ -87,6 +89,7 @@ class DataCampaign(Campaign):
     def plan(self) -> None:
         super().plan()
         self.workload.start()
+        self.workload.run_writer(Pipelined(self.workload).run())
         self.transactions.start()
 
     # Faults.
@@ -102,21 +105,30 @@ class DataCampaign(Campaign):
 
     def power_one(self) -> None:
         """A machine is without power, and the others go on."""
-        node_id = self.any_node()
-        self.cluster.power_off(node_id)
-        self._back(node_id)
+        self._power_off([self.any_node()])
 
     def power_all(self) -> None:
         """The whole house is without power."""
         self._power_off(sorted(self.cluster.machines))
 
+    def power_amid_commit(self) -> None:
+        """The house is without power when a transaction is about to be committed."""
+        if self.transactions.is_committing:
+            self.power_all()
+        elif not self.workload.is_over:
+            self.cluster.scheduler.at(COMMIT_LOOK_S, self.power_amid_commit)
+
     def power(self) -> None:
         self._power_off(self.victims())
 
     def _power_off(self, nodes: list[int]) -> None:
-        """Where memory is what counts, only one of them loses it: the others are killed."""
+        """Where memory is what counts, only one of them loses it: the others are killed.
+
+        Nor does the last that has a partition's records lose it: nothing would be promised of them.
+        """
         for number, node_id in enumerate(nodes):
-            if number and self._durability == "replicated":
+            is_memory = self._durability == "replicated"
+            if is_memory and (number or self.ledger.is_last(node_id)):
                 self.cluster.kill(node_id)
             else:
                 self.cluster.power_off(node_id)

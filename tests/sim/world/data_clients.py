@@ -26,6 +26,7 @@ from chronik.client.link import Address, ConnectionFailed
 from chronik.client.producer import Delivery, Producer
 from chronik.model import TopicPartition
 from chronik.protocol.errors import ErrorCode, KafkaError
+from chronik.protocol.records import Record
 
 FIRST_ID = 101  # beyond the nodes
 PARTITIONS = 2
@@ -114,6 +115,10 @@ class Workload:
     def next_value(self, who: str) -> bytes:
         self._count += 1
         return f"{who}-{self._count}".encode()
+
+    def record(self, value: bytes) -> Record:
+        """A record of now: older ones are not kept for long."""
+        return Record(0, ProcessClock(self.cluster.scheduler).wall_ms(), None, value)
 
     # What they do.
 

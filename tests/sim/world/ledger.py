@@ -132,15 +132,27 @@ class Ledger:
             for place in self._places.values():
                 self._check_void(place)
 
-    def _check_void(self, place: Place) -> None:
-        record = place.record
-        if record is None or place.is_void:
-            return
-        lost_at, since = self._lost_at, place.whole_since
-        place.is_void = all(
-            since.get(each, NEVER) <= lost_at.get(each, NEVER)
-            for each in (*record.isr, *record.elr)
+    def is_last(self, node_id: int) -> bool:
+        """Whether a partition has nothing but what this node remembers."""
+        return any(
+            place.committed and not place.is_void and self._keepers(place) == {node_id}
+            for place in self._places.values()
         )
+
+    def _check_void(self, place: Place) -> None:
+        if place.record is not None and not place.is_void:
+            place.is_void = not self._keepers(place)
+
+    def _keepers(self, place: Place) -> set[int]:
+        """Who has kept everything that was committed."""
+        record, lost_at, since = place.record, self._lost_at, place.whole_since
+        if record is None:
+            return set()
+        return {
+            each
+            for each in (*record.isr, *record.elr)
+            if since.get(each, NEVER) > lost_at.get(each, NEVER)
+        }
 
     # What replicas do.
 

@@ -43,7 +43,7 @@ from chronik.protocol.messages.transactions import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from chronik.protocol.records import Record, build_batch
+from chronik.protocol.records import build_batch
 
 NAMES = ("one", "two")
 GROUP = "offsets"
@@ -174,7 +174,10 @@ class Transactor:
         value = self._workload.next_value(self.name)
         sequence = self._sequences.get(place, 0)
         data = build_batch(
-            [Record(0, 1, None, value)], base_sequence=sequence, transactional=True, **self._stamp
+            [self._workload.record(value)],
+            base_sequence=sequence,
+            transactional=True,
+            **self._stamp,
         )
         produced = PartitionProduceData(index=place.partition, records=data)
         request = ProduceRequest(
@@ -263,6 +266,11 @@ class Transactions:
     def committed_count(self) -> int:
         """Transactions whose commit was acknowledged."""
         return sum(each.is_committed is True for one in self.transactors for each in one.past)
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether somebody waits for a commit."""
+        return any(one.past and one.past[-1].is_committed is None for one in self.transactors)
 
     def start(self) -> None:
         """Let everybody begin."""
