@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from chronik.spark.lake.partitioning import parts_of
@@ -20,6 +21,7 @@ OPEN_FILES_MAX: Final = 16  # each keeps a row group's encoder in memory
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 ROW_GROUP_ROWS_MAX: Final = 512 * 1024
 READ_BATCH_ROWS: Final = 50_000
+SAMPLE_ROWS: Final = 4096  # of a file's first rows: they tell whose values come again
 
 
 class FileWriter:
@@ -100,10 +102,7 @@ class _OpenFile:
         self._schema = schema
         self._stream: Any = storage.create(path)
         self._footers: list[pq.FileMetaData] = []
-        self._writer = pq.ParquetWriter(
-            self._stream, schema, compression="zstd", compression_level=1,
-            metadata_collector=self._footers,
-        )  # fmt: skip
+        self._writer: pq.ParquetWriter | None = None
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_bytes = 0
         self._gathered_rows = 0
@@ -122,11 +121,20 @@ class _OpenFile:
     def _flush(self) -> None:
         if self._gathered:
             table = pa.Table.from_batches(self._gathered, schema=self._schema)
+            if self._writer is None:
+                self._writer = self._begin(table.slice(0, SAMPLE_ROWS))
             self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS_MAX)
             self._gathered, self._gathered_bytes, self._gathered_rows = [], 0, 0
 
+    def _begin(self, sample: pa.Table) -> pq.ParquetWriter:
+        return pq.ParquetWriter(
+            self._stream, self._schema, compression="zstd", compression_level=1,
+            use_dictionary=dictionary_columns(sample), metadata_collector=self._footers,
+        )  # fmt: skip
+
     def close(self) -> DataFile:
         self._flush()
+        assert self._writer is not None, "a file without rows is not begun"
         self._writer.close()
         self._stream.close()
         footer = self._footers[0]
@@ -141,8 +149,36 @@ class _OpenFile:
 
     def abandon(self) -> None:
         """Let go of the file after an error; what is on disk is deleted with the unreferenced."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
         self._stream.close()
+
+
+def dictionary_columns(sample: pa.Table) -> list[str]:
+    """The Parquet columns that get a dictionary: those whose values come again.
+
+    Where nearly all values differ, building one takes as long as all the rest of writing, and is
+    given up in the end.
+    """
+    paths: list[str] = []
+    for field in sample.schema:
+        leaves = _leaves(field.name, field.type)
+        is_nested = leaves != [field.name]
+        if is_nested or pc.count_distinct(sample.column(field.name)).as_py() * 2 <= len(sample):
+            paths += leaves
+    return paths
+
+
+def _leaves(path: str, kind: pa.DataType) -> list[str]:
+    """The paths of a column's leaves in a Parquet file."""
+    if pa.types.is_struct(kind):
+        return [leaf for each in kind for leaf in _leaves(f"{path}.{each.name}", each.type)]
+    if pa.types.is_map(kind):
+        item = _leaves(f"{path}.key_value.value", kind.item_type)
+        return [*_leaves(f"{path}.key_value.key", kind.key_type), *item]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _leaves(f"{path}.list.element", kind.value_type)
+    return [path]
 
 
 def described(storage: Storage, path: str, part: tuple[str | None, ...]) -> DataFile:
