@@ -66,18 +66,13 @@ class Promises:
 
     def watch(self, world: World, node: RaftNode, commit_before: int, term_before: int) -> None:
         """Something happened to a node."""
-        commit_index = node.commit_index
+        commit_index, log = node.commit_index, node.log
         require(node.term >= term_before, "a term went back")
-        require(commit_index >= commit_before, "a commit index went back")
-        require(commit_index <= node.log.last_index, "a committed entry vanished")
-        for index in range(max(commit_before + 1, node.log.snapshot.index), commit_index + 1):
-            term = node.log.term_at(index)
-            assert term is not None
-            known = self.committed.setdefault(index, term)
-            require(known == term, f"two entries were committed at {index}")
-        if commit_index:
-            known = self.committed[commit_index]
-            require(node.log.term_at(commit_index) == known, "a committed entry changed")
+        require(commit_index <= log.last_index, "a committed entry vanished")
+        if commit_index != commit_before:
+            self._watch_commit(node, commit_before)
+        if commit_index and log.term_at(commit_index) != self.committed[commit_index]:
+            raise Broken("a committed entry changed")
         if node.role is Role.LEADER:
             self._watch_leader(node)
             self._check_lease(world, node)
@@ -85,6 +80,15 @@ class Promises:
             self.floor = commit_index
             for each in world.processes.values():
                 self._check_lease(world, each.node)
+
+    def _watch_commit(self, node: RaftNode, commit_before: int) -> None:
+        require(node.commit_index >= commit_before, "a commit index went back")
+        first = max(commit_before + 1, node.log.snapshot.index)
+        for index in range(first, node.commit_index + 1):
+            term = node.log.term_at(index)
+            assert term is not None
+            known = self.committed.setdefault(index, term)
+            require(known == term, f"two entries were committed at {index}")
 
     def _watch_leader(self, node: RaftNode) -> None:
         term = node.term
@@ -94,7 +98,8 @@ class Promises:
             if floor > node.log.snapshot.index:
                 is_complete = node.log.term_at(floor) == self.committed[floor]
                 require(is_complete, f"the leader of term {term} lacks a committed entry")
-        require(self.leaders[term] == node.node_id, f"two leaders in term {term}")
+        if self.leaders[term] != node.node_id:
+            raise Broken(f"two leaders in term {term}")
         self.committed_in[term] = node.commit_index
 
     def _check_lease(self, world: World, node: RaftNode) -> None:

@@ -65,7 +65,9 @@ class RaftLog:
     def between(self, first: int, last: int) -> tuple[Entry, ...]:
         """The entries of these indexes, both included."""
         assert first >= self.first_index
-        return tuple(self.entries[first - self.first_index : max(last - self.snapshot.index, 0)])
+        if first > last:
+            return ()  # as nearly always: what is new is asked for after every step
+        return tuple(self.entries[first - self.first_index : last - self.snapshot.index])
 
     def append(self, entry: Entry) -> None:
         """Add an entry at the end."""

@@ -141,15 +141,13 @@ class RaftNode(Elections, Following):
         entries = log.between(log.handed_index + 1, log.last_index)
         committed = log.between(self.applied_index + 1, self.commit_index)
         state = self._state_to_save()
-        handed = self._handed_state
-        has_voted = (state.term, state.vote) != (handed.term, handed.vote)
-        must_sync = bool(entries or self._snapshot or has_voted)
+        must_sync = bool(entries or self._snapshot or self._has_voted)
         told = (self.role, self.leader_id, self.term)
         is_work = must_sync or self._messages or self._after_save or committed
-        if not (is_work or state != handed or self._answered_reads or told != self._told):
+        if not (is_work or state is not None or self._answered_reads or told != self._told):
             return None
         return Ready(
-            hard_state=state if state != handed else None,
+            hard_state=state,
             snapshot=self._snapshot,
             replaced_from=self._replaced_from,
             entries=entries,
@@ -163,9 +161,18 @@ class RaftNode(Elections, Following):
             term=self.term,
         )
 
-    def _state_to_save(self) -> HardState:
+    @property
+    def _has_voted(self) -> bool:
+        state, handed = self.state, self._handed_state
+        return state.vote != handed.vote or state.term != handed.term
+
+    def _state_to_save(self) -> HardState | None:
+        """The hard state as far as the log on disk goes, if the runtime does not have it yet."""
+        handed = self._handed_state
         on_disk = min(self.commit_index, self.log.saved_index)
-        commit_index = max(on_disk, self._handed_state.commit_index)
+        if on_disk <= handed.commit_index and not self._has_voted:
+            return None
+        commit_index = max(on_disk, handed.commit_index)
         return HardState(term=self.term, vote=self.state.vote, commit_index=commit_index)
 
     def advance(self, ready: Ready) -> None:

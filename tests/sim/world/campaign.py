@@ -7,12 +7,12 @@ leader, everybody must serve and show the same, and what clients were told must 
 
 from __future__ import annotations
 
-import gc
 import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raft_promises import require
+from sim.world.chance import uncollected
 from sim.world.clients import Clients
 from sim.world.cluster import Cluster
 from sim.world.messages import MessageWeather
@@ -382,14 +382,13 @@ class Report:
 
 def report(seed: int) -> Report:
     """Run the campaign of a seed; for a pool of processes."""
-    campaign = Campaign(seed)
     failure = None
-    try:
-        campaign.run()
-    except AssertionError as broken:
-        failure = str(broken) or repr(broken)
-    finally:
-        gc.collect()
+    with uncollected():
+        campaign = Campaign(seed)
+        try:
+            campaign.run()
+        except AssertionError as broken:
+            failure = str(broken) or repr(broken)
     cluster = campaign.cluster
     return Report(
         seed=seed,

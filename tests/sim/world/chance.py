@@ -54,3 +54,15 @@ def seeded(seed: object) -> Iterator[None]:
             yield
         finally:
             random.setstate(state)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected while this lasts; before it all is, and what remains is kept."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -64,6 +64,7 @@ class Process:
         self.node_id = machine.node_id
         self.disk = SimulatedDisk(machine.platter)
         self.is_watched = False
+        self.has_started = False
         self.is_stopping = False
         self.commit_seen = 0
         self.term_seen = 0
@@ -90,7 +91,7 @@ class Process:
     def metadata(self) -> MetadataRuntime:
         return self.broker.metadata
 
-    @property
+    @cached_property
     def node(self) -> RaftNode:
         return self.broker.metadata.consensus.node
 

@@ -7,13 +7,13 @@ is there once, and in order.
 
 from __future__ import annotations
 
-import gc
 import random
 from dataclasses import dataclass, field
 from typing import Any
 
 from raft_promises import require
 from sim.world.campaign import Campaign, Profile
+from sim.world.chance import uncollected
 from sim.world.cluster import Cluster
 from sim.world.data_clients import PLACES, Workload
 from sim.world.ledger import Ledger, Place, content
@@ -268,14 +268,13 @@ class DataReport:
 
 def report(seed: int) -> DataReport:
     """Run the campaign of a seed; for a pool of processes."""
-    campaign = DataCampaign(seed)
     failure = None
-    try:
-        campaign.run()
-    except AssertionError as broken:
-        failure = str(broken) or repr(broken)
-    finally:
-        gc.collect()
+    with uncollected():
+        campaign = DataCampaign(seed)
+        try:
+            campaign.run()
+        except AssertionError as broken:
+            failure = str(broken) or repr(broken)
     places = [each for each in campaign.ledger.places if each.committed]
     return DataReport(
         seed=seed,

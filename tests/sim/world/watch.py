@@ -87,8 +87,8 @@ class Watch:
         self.promises.watch(self._cluster, node, process.commit_seen, process.term_seen)
         process.commit_seen, process.term_seen = node.commit_index, node.term
         if process.is_serving:
-            image = process.metadata.image
-            require(bool(image.online_ids), f"node {process.node_id} serves without a broker")
+            is_known = bool(process.metadata.image.online_ids)
+            require(is_known, "a node serves without a broker")
 
     def check(self) -> None:
         """Raise what was found where nobody hears it."""
@@ -106,9 +106,12 @@ class Watch:
     def _has_started(self, process: Process) -> None:
         """Whoever cannot start must have a reason: who comes with an empty disk may have one."""
         starting = process.starting
-        if process.is_stopping or not starting.done() or starting.exception() is None:
+        if process.has_started or process.is_stopping or not starting.done():
             return
         error = starting.exception()
+        process.has_started = error is None
+        if process.has_started:
+            return
         is_refused = process.machine.is_stranger and isinstance(error, StartFailed)
         require(is_refused, f"node {process.node_id} cannot start: {error!r}")
         self._cluster.faults["stranger refused"] += 1
