@@ -48,14 +48,26 @@ def test_text() -> None:
     assert decoded.errors[3].as_py() == "not UTF-8: invalid start byte (byte 0)"
 
 
-@given(st.lists(st.none() | st.binary(max_size=6)))
-def test_any_text(values: list[bytes | None]) -> None:
-    decoded = decode(decoder_for("string"), *values)
-    for value, text, bad in zip(
-        values, decoded.columns.column(0).to_pylist(), failed(decoded), strict=True
-    ):
-        assert bad or text == (None if value is None else value.decode())
-        assert not bad or value is not None
+ASCII = st.text(st.characters(codec="ascii"), max_size=20).map(str.encode)
+
+
+@given(st.lists(st.none() | ASCII | ASCII | st.binary(max_size=6)), st.integers(0, 3))
+def test_any_text(values: list[bytes | None], first: int) -> None:
+    part = pa.array(values, pa.binary()).slice(first)
+    decoded = decoder_for("string").decode(part)
+    decoded.columns.validate(full=True)
+    texts = decoded.columns.column(0).to_pylist()
+    for value, text, bad in zip(part.to_pylist(), texts, failed(decoded), strict=True):
+        assert text == (None if bad or value is None else value.decode())
+        assert bad == (value is not None and not _is_text(value))
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def test_a_text_column_may_have_another_name() -> None:

@@ -6,6 +6,7 @@ import json
 import pickle
 from decimal import Decimal
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -127,6 +128,7 @@ leaves = (
     | st.floats(allow_nan=False)
     | st.text(max_size=5)
     | st.sampled_from(["2020-01-01", "2020-01-01T00:00:00.123456789+02:00", "1.25", "2020-13-01"])
+    | st.sampled_from(["2020-01-01T00:00:00.1234567Z", "2020-01-01 10:00Z", "2020-01-01Z"])
 )
 documents = st.recursive(
     leaves,
@@ -156,9 +158,12 @@ WITH_MAP = WIDE.append(pa.field("m", pa.map_(pa.string(), pa.date32())))
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(values, max_size=12), st.sampled_from([WIDE, WITH_MAP]))
-def test_any_values_each_for_itself(batch: list[bytes | None], schema: pa.Schema) -> None:
-    together = decode(schema, *batch)
+@given(st.lists(values, max_size=12), st.sampled_from([WIDE, WITH_MAP]), st.integers(1, 16))
+def test_any_values_each_for_itself(
+    batch: list[bytes | None], schema: pa.Schema, group_rows: int
+) -> None:
+    with patch.object(json_values, "GROUP_ROWS", group_rows):
+        together = decode(schema, *batch)
     for row, value in enumerate(batch):
         alone = decode(schema, value)
         assert alone.columns.to_pylist() == together.columns.slice(row, 1).to_pylist()

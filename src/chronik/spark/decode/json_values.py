@@ -22,7 +22,7 @@ then NaN is an error, and of a map's field or key that comes twice the last one 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, Final
 
@@ -43,12 +43,13 @@ from chronik.spark.decode.json_types import (
     object_type,
     read_type,
 )
-from chronik.spark.decode.strings import not_utf8
+from chronik.spark.decode.strings import not_texts
 
 # Arrow's block size is a 32-bit number, and its memory a few times the block.
 BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024
 # While looking for a bad row: more of them would be joined again for each one that is found.
 HUNT_ROWS: Final = 512
+GROUP_ROWS: Final = 16  # read by one call of msgspec, and one by one where any is bad
 SHOWN_CHARS: Final = 80
 _SPACE: Final = b" \t\r\n"
 _BRACES: Final = (ord("{"), ord("}"))
@@ -166,7 +167,7 @@ class _Candidates:
         braced[braced] = (view[starts[braced]] == _BRACES[0]) & (
             view[starts[braced] + lengths[braced] - 1] == _BRACES[1]
         )
-        not_text = _not_text(values)
+        not_text = not_texts(values)
         self.errors.update(not_text)
         braced[list(not_text)] = False
         self.rows: Rows = np.flatnonzero(braced)
@@ -207,15 +208,11 @@ class _Candidates:
 
     def refused(self, reader: "msgspec.json.Decoder[Any]") -> bool:
         """Drop what msgspec refuses, and tell whether there was any."""
-        decode = reader.decode
         bad = {}
-        for place, doc in enumerate(self.docs.to_pylist()):
-            try:
-                decode(doc)  # Here, and not in a function: it takes no longer than the call would.
-            except (msgspec.MsgspecError, RecursionError):
-                complaint = _complaint(reader, doc)
-                if complaint is not None:
-                    bad[place] = complaint
+        for place, doc in _suspects(self.docs, reader):
+            complaint = _complaint(reader, doc)
+            if complaint is not None:
+                bad[place] = complaint
         self.drop(bad)
         return bool(bad)
 
@@ -245,28 +242,33 @@ def _complaint(reader: "msgspec.json.Decoder[Any]", doc: bytes) -> str | None:
     return None
 
 
-def _not_text(values: pa.BinaryArray) -> dict[int, str]:
-    """The rows whose bytes are not UTF-8."""
-    try:
-        values.cast(pa.string())
-    except pa.ArrowInvalid:
-        errors = {}
-        for row, value in enumerate(values.to_pylist()):
-            try:
-                if value is not None:
-                    value.decode()
-            except UnicodeDecodeError as error:
-                errors[row] = not_utf8(error)
-        return errors
-    return {}
+def _suspects(
+    docs: pa.BinaryArray, reader: "msgspec.json.Decoder[Any]"
+) -> Iterator[tuple[int, bytes]]:
+    """The documents of all groups that msgspec does not read as one for each line."""
+    block = memoryview(_joined(docs))
+    _, lengths, _ = spans_of(docs)
+    bounds = [0, *np.cumsum(lengths + 1).tolist()]
+    for first in range(0, len(docs), GROUP_ROWS):
+        last = min(first + GROUP_ROWS, len(docs))
+        try:
+            if len(reader.decode_lines(block[bounds[first] : bounds[last]])) == last - first:
+                continue
+        except (msgspec.MsgspecError, RecursionError):
+            pass
+        yield from enumerate(docs.slice(first, last - first).to_pylist(), first)
+
+
+def _joined(docs: pa.BinaryArray) -> pa.Buffer:
+    whole = pa.ListArray.from_arrays(pa.array([0, len(docs)], pa.int32()), docs)
+    return pc.binary_join(whole, b"\n")[0].as_buffer()
 
 
 def _parse(docs: pa.BinaryArray, schema: pa.Schema) -> pa.Table | str:
     """A row for each document, or why not."""
     if not len(docs):
         return schema.empty_table()
-    whole = pa.ListArray.from_arrays(pa.array([0, len(docs)], pa.int32()), docs)
-    block = pc.binary_join(whole, b"\n")[0].as_buffer()
+    block = _joined(docs)
     try:
         table = pj.read_json(
             pa.BufferReader(block),

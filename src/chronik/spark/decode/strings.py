@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from chronik.spark.decode.decoder import Decoded, error_column
+from chronik.spark.decode.decoder import Decoded, Rows, error_column
+from chronik.spark.decode.framing import spans_of
 from chronik.spark.errors import OptionsError
 
 _SCHEMA = pa.schema([("value", pa.string())])
@@ -24,25 +27,42 @@ class StringDecoder:
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """The values as text."""
-        errors: dict[int, str] = {}
-        try:
-            texts = values.cast(pa.string())
-        except pa.ArrowInvalid:
-            texts, errors = _one_by_one(values)
-        columns = pa.RecordBatch.from_arrays([texts], schema=self.schema)
+        errors = not_texts(values)
+        if errors:
+            is_bad = np.zeros(len(values), dtype=np.bool_)
+            is_bad[list(errors)] = True
+            values = pc.if_else(pa.array(is_bad), pa.scalar(None, pa.binary()), values)
+        columns = pa.RecordBatch.from_arrays([values.cast(pa.string())], schema=self.schema)
         return Decoded(columns, error_column(errors, len(values)))
 
 
-def _one_by_one(values: pa.BinaryArray) -> tuple[pa.StringArray, dict[int, str]]:
-    texts: list[str | None] = []
+def not_texts(values: pa.BinaryArray) -> dict[int, str]:
+    """The rows whose bytes are not UTF-8, and what is wrong with them."""
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        rows = _beyond_ascii(values)
+    else:
+        return {}
     errors = {}
-    for row, value in enumerate(values.to_pylist()):
+    for row, value in zip(rows.tolist(), values.take(pa.array(rows)).to_pylist(), strict=True):
         try:
-            texts.append(None if value is None else value.decode())
+            if value is not None:
+                value.decode()
         except UnicodeDecodeError as error:
-            texts.append(None)
             errors[row] = not_utf8(error)
-    return pa.array(texts, pa.string()), errors
+    return errors
+
+
+def _beyond_ascii(values: pa.BinaryArray) -> Rows:
+    """The rows with any byte that is not ASCII; all rows if there are many such bytes."""
+    starts, lengths, data = spans_of(values)
+    begin, end = starts[0], starts[-1] + max(lengths[-1], 0)
+    is_beyond = np.frombuffer(data, np.uint8)[begin:end] >= 0x80
+    if np.count_nonzero(is_beyond) > len(values):
+        return np.arange(len(values))
+    places = begin + np.flatnonzero(is_beyond)
+    return np.unique(np.searchsorted(starts, places, side="right") - 1)
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
