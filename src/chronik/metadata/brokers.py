@@ -9,6 +9,8 @@ the lock of the directory keeps them apart.
 Invariant: once a broker was registered, at least one is always shown to clients.
 """
 
+from collections.abc import Iterator
+
 import msgspec
 
 from chronik.metadata.commands import (
@@ -27,9 +29,12 @@ from chronik.metadata.partitions import (
     after_loss,
     after_maintenance,
     after_return,
+    changed,
     check_broker_epoch,
+    no_longer_eligible,
 )
 from chronik.metadata.records import (
+    NO_LEADER,
     BrokerRecord,
     BrokerRemovedRecord,
     BrokerStatus,
@@ -67,14 +72,17 @@ def register_broker(
         internal_port=command.internal_port,
         memory_epoch=next_index if command.lost_memory else image.memory_epoch,
     )
-    follows: list[Record] = [LeaderEpochsRecord(node_id=command.node_id)]
+    records: list[Record] = [record, LeaderEpochsRecord(node_id=command.node_id)]
+    image = image.apply(records)
     if not command.is_clean:
         # As if it had died for good: whoever is in sync or eligible has what it may have lost.
         loss = after_loss(image, command.node_id, min_isr, is_unclean=True, is_back=True)
-        follows += loss
+        records += loss
         image = image.apply(loss)
-    follows += after_return(image, command.node_id)
-    return Decision((record, *follows), next_index)
+    back = after_return(image, command.node_id)
+    # A restart may have brought a lower min.insync.replicas to whoever decides.
+    stale = no_longer_eligible(image.apply(back), min_isr)
+    return Decision((*records, *back, *stale), next_index)
 
 
 def update_broker_status(image: Image, command: UpdateBrokerStatus, min_isr: MinInSync) -> Decision:
@@ -153,7 +161,20 @@ def remove_broker(image: Image, command: RemoveBroker, min_isr: MinInSync) -> De
         _check_no_loss(image, node_id)
     loss = after_loss(image, node_id, min_isr, is_unclean=True)
     removed = BrokerRemovedRecord(node_id=node_id)
-    return Decision((removed, *_remembering(image, image.apply([removed])), *loss))
+    given_up = _given_up(image.apply(loss), node_id)
+    return Decision((removed, *_remembering(image, image.apply([removed])), *loss, *given_up))
+
+
+def _given_up(image: Image, node_id: int) -> Iterator[Record]:
+    """Partitions that only this broker had everything of: now nobody has.
+
+    Another directory may come under its number, and must not pass for the one that was in sync.
+    """
+    for partition in image.partitions():
+        if partition.isr == (node_id,):
+            without = changed(partition, isr=(), leader=NO_LEADER)
+            assert without is not None
+            yield without
 
 
 def _remembering(before: Image, after: Image) -> list[Record]:

@@ -12,6 +12,7 @@ See Kafka's ReplicationControlManager for the error codes, which clients depend 
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from chronik.config import limits
@@ -49,11 +50,13 @@ from chronik.metadata.records import (
     ConfigRecord,
     PartitionRecord,
     ProducerIdsRecord,
+    Record,
     TopicRecord,
     TopicRemovedRecord,
 )
 from chronik.protocol.errors import ErrorCode, KafkaError
 
+MIN_IN_SYNC: Final = "min.insync.replicas"
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
@@ -67,7 +70,7 @@ def decide(image: Image, command: Command, config: BrokerConfig, next_index: int
         case CreatePartitions():
             return create_partitions(image, command)
         case AlterConfig():
-            return alter_config(image, command)
+            return alter_config(image, command, config)
         case AllocateProducerIds():
             return allocate_producer_ids(image, command)
         case (
@@ -316,7 +319,7 @@ def create_partitions(image: Image, command: CreatePartitions) -> Decision:
     return Decision(records, None)
 
 
-def alter_config(image: Image, command: AlterConfig) -> Decision:
+def alter_config(image: Image, command: AlterConfig, config: BrokerConfig) -> Decision:
     resource, name = command.resource, command.resource_name
     if resource == TOPIC:
         check_topic_name(name)
@@ -332,11 +335,15 @@ def alter_config(image: Image, command: AlterConfig) -> Decision:
     current = image.config(resource, name)
     if command.replace_all:
         changes = {**dict.fromkeys(current), **changes}
-    records = [
+    records: list[Record] = [
         ConfigRecord(resource=resource, resource_name=name, name=key, value=value)
         for key, value in changes.items()
         if current.get(key) != value
     ]
+    if MIN_IN_SYNC in changes:
+        after = image.apply(records)
+        then = replace(config, cluster=after.config(BROKER, ""))
+        records += partitions.no_longer_eligible(after, partitions.min_in_sync(after, then))
     return Decision(records, None)
 
 
@@ -364,6 +371,12 @@ def _check_dynamic(changes: Mapping[str, str | None], broker_name: str) -> None:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
                 f"Cannot update the broker config {name} dynamically: it is read at the start.",
+            )
+        if name == MIN_IN_SYNC and broker_name != "":
+            # Who leads and who decides must not take different numbers for it.
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"{name} cannot be set for a single broker: set it for all, or for a topic.",
             )
         if update is Update.PER_BROKER and broker_name == "":
             raise KafkaError(

@@ -166,7 +166,11 @@ def greatest(
 def leaderless(
     image: Image, is_wanted: Callable[[Topic], bool], count_max: int
 ) -> list[tuple[Topic, PartitionRecord]]:
-    """Partitions without a leader of which some replica is online; not too many."""
+    """Partitions without a leader of which some replica is online; not too many.
+
+    Of topics that are not wanted only those whose data was given up by force, once all of the
+    replicas that are left can say how much they have.
+    """
     found = []
     for topic in image.topics.values():
         waiting = [
@@ -174,11 +178,17 @@ def leaderless(
             for each in topic.partitions
             if each.leader == NO_LEADER and not image.online_ids.isdisjoint(each.replicas)
         ]
-        if waiting and is_wanted(topic):
-            found += [(topic, each) for each in waiting]
-            if len(found) >= count_max:
-                break
+        if waiting and not is_wanted(topic):
+            waiting = [each for each in waiting if not each.isr and _all_online(image, each)]
+        found += [(topic, each) for each in waiting]
+        if len(found) >= count_max:
+            break
     return found[:count_max]
+
+
+def _all_online(image: Image, partition: PartitionRecord) -> bool:
+    """Whether none of the replicas is on a broker that may come back."""
+    return image.online_ids.issuperset(each for each in partition.replicas if each in image.brokers)
 
 
 def allows_unclean(image: Image, config: BrokerConfig) -> Callable[[Topic], bool]:

@@ -5,10 +5,12 @@ eligible replica (KIP-966), which is then the only one in sync. Where there is n
 partition has no leader, and its in-sync set stays as it is: it names who has the data.
 
 Invariants
-    The in-sync set is a part of the replicas and never empty; the leader, if any, is in it.
+    The in-sync set is a part of the replicas; the leader, if any, is in it. It is empty only where
+    the last that was in sync was given up by force: then nobody has everything that is committed.
     A broker that goes offline leaves every in-sync set that has another member. So an offline
     broker is in sync only where nobody else is.
     Both epochs of a partition only grow; a new leader is a new leader epoch.
+    Eligible replicas have all that is committed: there are none where enough are in sync.
 
 See KIP-497 (compare-and-set of the in-sync set), KIP-903 (broker epochs of added replicas) and
 Kafka's ReplicationControlManager for the error codes.
@@ -200,6 +202,19 @@ def _leaders(
         is_unclean=is_unclean,
     )
     return (record,)
+
+
+def no_longer_eligible(image: Image, min_isr: MinInSync) -> list[Record]:
+    """Partitions with enough in sync, by a min.insync.replicas that was lowered: the rest is out.
+
+    From now on more is committed there, and whoever was eligible misses it.
+    """
+    return [
+        msgspec.structs.replace(each, elr=(), partition_epoch=each.partition_epoch + 1)
+        for topic in image.topics.values()
+        for each in topic.partitions
+        if each.elr and len(each.isr) >= min(min_isr(topic.name), len(each.replicas))
+    ]
 
 
 # Commands about one partition. Each answers with the partition as it is then.

@@ -6,8 +6,9 @@ durability is fsync). From that follow the high watermark and the wishes to chan
 Invariants (DESIGN, rules 17, 19 and 20)
     While a change is in flight the high watermark is that of the committed and the proposed set
     together: whichever of them turns out to be true, all its members have what is below.
-    It does not move while fewer replicas than min.insync are committed to be in sync; so whoever
-    left the set since then has everything below it, too.
+    It does not move while fewer replicas than min.insync are committed to be in sync, nor while
+    somebody who left the set is committed to be eligible, whatever min.insync is by then: so an
+    eligible replica has everything below it, too.
     A follower that was not heard of in this leader epoch holds it back, if it is in sync.
     The same holds of what is received and not stored, as far as memory lasts: whoever leads next
     has what was acknowledged in a transaction, unless its machine went down.
@@ -44,11 +45,14 @@ _NOBODY: dict[int, Follower] = {}  # shared by all partitions that have one repl
 class InSync:
     """The replicas of one partition, as its leader sees them in one leader epoch."""
 
-    __slots__ = ("followers", "isr", "node_id", "partition_epoch", "proposed", "replica_count")
+    __slots__ = (
+        "elr", "followers", "isr", "node_id", "partition_epoch", "proposed", "replica_count",
+    )  # fmt: skip
 
     def __init__(self, node_id: int, record: PartitionRecord, now_ms: int) -> None:
         self.node_id = node_id
         self.isr = record.isr
+        self.elr = record.elr
         self.proposed: frozenset[int] | None = None
         self.partition_epoch = record.partition_epoch
         self.replica_count = len(record.replicas)
@@ -74,6 +78,7 @@ class InSync:
             return
         self.partition_epoch = record.partition_epoch
         self.isr = record.isr
+        self.elr = record.elr
         self.proposed = None  # Committed with this, or refused because of it.
         self._set_replicas(record, now_ms)
 
@@ -109,6 +114,10 @@ class InSync:
         if follower is not None:
             follower.broker_epoch = UNKNOWN
 
+    def is_under(self, min_insync: int) -> bool:
+        """Whether too few are in sync for acks=all; a partition cannot ask for more than it has."""
+        return len(self.isr) < min(min_insync, self.replica_count)
+
     def high_watermark(self, stored_offset: int, min_insync: int) -> int:
         """Up to where every replica that counts has stored the log; UNKNOWN if it must not move.
 
@@ -125,7 +134,7 @@ class InSync:
         return self._least(end_offset, min_insync, _end_offset)
 
     def _least(self, own_offset: int, min_insync: int, has: Callable[[Follower], int]) -> int:
-        if len(self.isr) < min(min_insync, self.replica_count):
+        if self.elr or self.is_under(min_insync):
             return UNKNOWN
         least = own_offset
         for node_id in self.isr if self.proposed is None else self.proposed.union(self.isr):

@@ -175,7 +175,7 @@ class Partition(Readable):
     def is_under_min_insync(self) -> bool:
         """Whether fewer replicas are in sync than acks=all asks for."""
         in_sync = self.in_sync
-        return in_sync is not None and len(in_sync.isr) < self.config.min_insync_replicas
+        return in_sync is not None and in_sync.is_under(self.config.min_insync_replicas)
 
     @property
     def stored_offset(self) -> int:

@@ -1,5 +1,5 @@
-"""What the controller does by itself: leaders move back, leaderless partitions get one, internal
-topics get the replicas that they should have.
+"""What the controller does by itself: leaders move back, or away from brokers in maintenance,
+leaderless partitions get one, internal topics get the replicas that they should have.
 
 All of it is looked up in the committed image and done by commands that are decided like any other,
 so that a controller that has just lost its office does no harm. Whoever is not the controller does
@@ -12,9 +12,10 @@ from collections.abc import Awaitable
 from typing import Final
 
 from chronik.coordinator.internal_topics import raised
-from chronik.metadata.commands import ElectLeaders
+from chronik.metadata.commands import ElectLeaders, ResignLeadership
 from chronik.metadata.elections import allows_unclean, imbalanced, leaderless
 from chronik.metadata.image import Image
+from chronik.metadata.partitions import after_maintenance
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.server.context import Node
 
@@ -48,6 +49,7 @@ class ControllerTasks:
             if metadata.image is not seen:
                 seen = metadata.image
                 await self._guarded("internal topics", self._raise_internal_topics())
+                await self._guarded("leaders in maintenance", self._shed_leaders())
                 if await self._guarded("unclean elections", self._elect_uncleanly()):
                     seen = None  # Some could not be decided: try again.
             interval_s = self._config().integer("leader.imbalance.check.interval.seconds")
@@ -70,6 +72,16 @@ class ControllerTasks:
             count = sum(len(indexes) for _, indexes in partitions)
             logger.info("leaders move to preferred replicas", extra={"partitions": count})
             await self._metadata.submit(ElectLeaders(partitions=partitions))
+        return False
+
+    async def _shed_leaders(self) -> bool:
+        """A broker in maintenance leads what nobody else could, until somebody can."""
+        image = self._metadata.image
+        for broker in image.online_brokers:
+            if broker.in_maintenance and after_maintenance(image, broker.node_id):
+                await self._metadata.submit(
+                    ResignLeadership(node_id=broker.node_id, broker_epoch=broker.epoch)
+                )
         return False
 
     async def _elect_uncleanly(self) -> bool:

@@ -7,23 +7,28 @@ import pytest
 
 from chronik.config.effective import BrokerConfig
 from chronik.metadata.commands import (
+    AlterConfig,
     Command,
     CreateTopic,
+    ElectUncleanLeaders,
     InSyncChange,
     RegisterBroker,
     RemoveBroker,
     SetDiskFull,
     SetMaintenance,
+    UncleanChoice,
     UpdateBrokerStatus,
     UpdateISR,
 )
 from chronik.metadata.controller import Decision, decide
-from chronik.metadata.image import Image, id_text
+from chronik.metadata.elections import leaderless
+from chronik.metadata.image import BROKER, TOPIC, Image, id_text
 from chronik.metadata.liveness import unfence
 from chronik.metadata.records import (
     BrokerRecord,
     BrokerRemovedRecord,
     BrokerStatus,
+    ConfigRecord,
     PartitionLeadersRecord,
     PartitionRecord,
     encode_records,
@@ -47,7 +52,8 @@ def registration(node_id: int, incarnation_id: str = "i", directory: str = "d") 
 
 
 def run(image: Image, command: Command, next_index: int = 7) -> tuple[Image, Decision]:
-    decision = decide(image, command, CONFIG, next_index)
+    config = replace(CONFIG, cluster=image.config(BROKER, ""))
+    decision = decide(image, command, config, next_index)
     return image.apply(decision.records), decision
 
 
@@ -305,6 +311,29 @@ def test_the_only_copy_is_not_removed_by_mistake(alone: Image) -> None:
     assert first(image).leader == -1
 
 
+def test_another_directory_does_not_pass_for_the_only_copy(alone: Image) -> None:
+    image, _ = status(alone, 1, OFFLINE)
+    image, _ = run(image, RemoveBroker(node_id=1, accepts_loss=True))
+    epoch = first(image).leader_epoch
+    image, _ = run(image, registration(1, "next", directory="empty"), next_index=50)
+    assert (first(image).leader, first(image).isr) == (-1, ())
+    (found,) = leaderless(image, lambda topic: False, 10)
+    assert found[1] == first(image), "all that are left can say what they have"
+    choice = UncleanChoice(topic_id=found[1].topic_id, partition=0, leader=2, leader_epoch=epoch)
+    image, _ = run(image, ElectUncleanLeaders(choices=(choice,)))
+    assert (first(image).leader, first(image).isr, first(image).elr) == (2, (2,), ())
+
+
+def test_who_may_have_most_is_waited_for(alone: Image) -> None:
+    image, _ = status(alone, 1, OFFLINE)
+    image, _ = run(image, RemoveBroker(node_id=1, accepts_loss=True))
+    image, _ = status(image, 3, OFFLINE)
+    assert leaderless(image, lambda topic: False, 10) == []
+    assert len(leaderless(image, lambda topic: True, 10)) == 1
+    image, _ = status(image, 3, ONLINE)
+    assert len(leaderless(image, lambda topic: False, 10)) == 1
+
+
 def test_who_is_not_registered_cannot_be_removed(three: Image) -> None:
     error = refused(three, RemoveBroker(node_id=9))
     assert error.code is ErrorCode.BROKER_ID_NOT_REGISTERED
@@ -346,6 +375,45 @@ def test_an_eligible_replica_that_is_online_takes_over_at_once(careful: Image) -
     partition = first(image)
     assert (partition.leader, partition.isr, partition.elr) == (2, (2,), (1,))
     assert partition.leader_epoch == 1
+
+
+@pytest.mark.parametrize(("resource", "name"), [(TOPIC, "t1"), (BROKER, "")])
+def test_nobody_is_eligible_any_more_where_fewer_are_enough(
+    replicated: Image, resource: str, name: str
+) -> None:
+    """What is acknowledged from then on is only where the in-sync set is."""
+
+    def min_insync(count: int) -> AlterConfig:
+        changes = {"min.insync.replicas": str(count)}
+        return AlterConfig(resource=resource, resource_name=name, changes=changes)
+
+    image, _ = run(replicated, min_insync(3))
+    image = in_sync(image, 1)
+    assert first(image).elr == (2, 3)
+    image, _ = run(image, min_insync(2))
+    before = first(image)
+    assert before.elr == (2, 3), "one is still too few"
+    after = first(run(image, min_insync(1))[0])
+    assert (after.isr, after.elr) == ((1,), ())
+    assert after.partition_epoch == before.partition_epoch + 1
+
+
+def test_a_lower_default_counts_when_a_broker_comes_back_with_it(careful: Image) -> None:
+    image = in_sync(careful, 1)
+    assert first(image).elr == (2, 3)
+    image, _ = run(image, registration(2, "again"), next_index=50)
+    assert first(image).elr == (2, 3), "the topic asks for two"
+    # As if the two had been the static default of whoever decided before.
+    unset = ConfigRecord(resource=TOPIC, resource_name="t1", name="min.insync.replicas", value=None)
+    image, _ = run(image.apply([unset]), registration(3, "again"), next_index=51)
+    assert (first(image).isr, first(image).elr) == ((1,), ())
+
+
+def test_all_brokers_have_one_min_insync(three: Image) -> None:
+    changes = {"min.insync.replicas": "1"}
+    error = refused(three, AlterConfig(resource=BROKER, resource_name="2", changes=changes))
+    assert error.code is ErrorCode.INVALID_CONFIG
+    assert "for a single broker" in str(error)
 
 
 def test_who_lost_its_memory_is_neither_in_sync_nor_eligible(careful: Image) -> None:

@@ -117,7 +117,7 @@ def _topic_commands(draw: st.DrawFn, node_id: int) -> Command:
 def check(old: Image, new: Image) -> None:
     for partition in new.partitions():
         where = f"{partition}"
-        assert partition.isr, where
+        assert partition.isr or (partition.leader == NO_LEADER and not partition.elr), where
         assert set(partition.isr) <= set(partition.replicas), where
         assert len(set(partition.replicas)) == len(partition.replicas), where
         if partition.leader == NO_LEADER:

@@ -8,9 +8,20 @@ from chronik.metadata.records import PartitionRecord
 from chronik.replication.isr import UNKNOWN, InSync
 
 
-def record(*isr: int, epoch: int = 0, replicas: tuple[int, ...] = (1, 2, 3)) -> PartitionRecord:
+def record(
+    *isr: int,
+    epoch: int = 0,
+    replicas: tuple[int, ...] = (1, 2, 3),
+    elr: tuple[int, ...] = (),
+) -> PartitionRecord:
     return PartitionRecord(
-        topic_id="t", partition=0, replicas=replicas, isr=isr, leader=1, partition_epoch=epoch
+        topic_id="t",
+        partition=0,
+        replicas=replicas,
+        isr=isr,
+        elr=elr,
+        leader=1,
+        partition_epoch=epoch,
     )
 
 
@@ -78,6 +89,14 @@ def test_it_stands_still_while_too_few_are_in_sync() -> None:
     in_sync.proposed = frozenset({1, 2})
     heard(in_sync, 2, 100)
     assert in_sync.high_watermark(100, 2) == UNKNOWN, "what is proposed is not yet true"
+
+
+def test_it_stands_still_while_somebody_else_is_eligible() -> None:
+    """Whatever min.insync.replicas is here: whoever decides took another value for it."""
+    in_sync = led(1, elr=(2,))
+    assert in_sync.high_watermark(100, 1) == UNKNOWN
+    in_sync.committed(record(1, epoch=1), now_ms=0)
+    assert in_sync.high_watermark(100, 1) == 100
 
 
 def test_min_insync_asks_for_no_more_replicas_than_there_are() -> None:
