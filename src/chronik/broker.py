@@ -147,7 +147,7 @@ class Broker:
     async def __aexit__(self, *_: object) -> None:
         if not self.broken.is_set():
             self.supervision.is_retiring = True
-            await retire(self.metadata, self.node_id, self._broker_epoch())
+            await retire(self.metadata, self.node_id, self.supervision.broker_epoch())
         await self._stack.aclose()
         logger.info("stopped", extra={"node_id": self.node_id})
 
@@ -272,6 +272,7 @@ class Broker:
         tasks.start(self.members.ask_around(), "ask-around")
 
     def _follow(self, old: Image, new: Image) -> None:
+        self.following.on_image(old, new)
         if old.brokers is not new.brokers:
             self.network.meet()
 
@@ -318,7 +319,7 @@ class Broker:
         if was_killed(self._disk, data_dir):
             self.replicas.sync_left_behind()
         self.replicas.isr_updates = InSyncUpdates(
-            self.node_id, self.metadata.submit, self._broker_epoch, self._clock
+            self.node_id, self.metadata.submit, self.supervision.broker_epoch, self._clock
         )
         self._throttles = Throttles(self.node_id, self.broker_config, self._clock)
         self.following = self.replicas.following = Following(
@@ -326,16 +327,13 @@ class Broker:
             self.network.follow,
             self.replicas,
             self._clock,
-            self._broker_epoch,
+            self.supervision.broker_epoch,
             self._throttles.follower,
         )
         self.unclean_elections = UncleanElections(self.metadata, self.replicas)
         self._stack.push_async_callback(self.replicas.isr_updates.close)
         self._stack.push_async_callback(self.following.close)
         self.metadata.subscribe(self.replicas.on_image)
-
-    def _broker_epoch(self) -> int:
-        return self.metadata.image.brokers[self.node_id].epoch
 
     def _start_coordinators(self) -> None:
         config = self.broker_config
@@ -394,7 +392,7 @@ class Broker:
                 self._clock.monotonic,
             ),
             encoded_topics=EncodedTopics(),
-            producer_ids=ProducerIds(metadata, node_id, self._broker_epoch),
+            producer_ids=ProducerIds(metadata, node_id, self.supervision.broker_epoch),
             unclean_elections=self.unclean_elections,
             groups=self.groups,
             transactions=self.transactions,
@@ -478,7 +476,9 @@ class Broker:
         tasks.start(maintenance.in_sync_sets(), "in-sync-sets")
         tasks.start(maintenance.caught_up_replicas(), "caught-up-replicas")
         tasks.start(maintenance.high_watermarks(), "high-watermarks")
-        repair = Repair(self.node_id, self.replicas, self.metadata.submit, self._broker_epoch)
+        repair = Repair(
+            self.node_id, self.replicas, self.metadata.submit, self.supervision.broker_epoch
+        )
         tasks.start(repair.run(), "repair")
         tasks.start(self._disk_space().watch(), "disk-space")
         tasks.start(sample_lag(self.metrics.loop_lag), "loop-lag")
@@ -498,7 +498,7 @@ class Broker:
             following=self.following,
             metadata=self.metadata,
             node_id=self.node_id,
-            broker_epoch=self._broker_epoch,
+            broker_epoch=self.supervision.broker_epoch,
         )
 
     async def _start_http(self) -> None:

@@ -31,6 +31,7 @@ from replication_world import (
     with_cluster,
 )
 
+from chronik.client.admin import Admin
 from chronik.client.moves import elect_preferred, reassign
 from chronik.model import TopicPartition
 
@@ -57,6 +58,15 @@ def nodes(tmp_path: Path) -> Iterator[MemberProcesses]:
 
 def joining(nodes: MemberProcesses) -> tuple[str, ...]:
     return ("--join", nodes.kafka("a"), "--secret", nodes.secret("a"))
+
+
+def topics_on(bootstrap: str) -> dict[int, set[str]]:
+    """Which topics each node has in its log directory, as it tells."""
+    found = with_cluster(bootstrap, lambda cluster: Admin(cluster).log_dirs())
+    return {
+        node_id: {topic.name for result in results for topic in result.topics}
+        for node_id, results in found.items()
+    }
 
 
 def check_all_there(writer: Writer, bootstrap: str, topic: str) -> None:
@@ -92,6 +102,7 @@ def test_a_moved_partition_has_its_files_after_a_restart_and_no_others(
     four.wait_for(four.ids)
     check_all_there(writer, four.bootstrap, "t")
     eventually(lambda: segments(four.data_dir(1), "t", 0) is None, "node 1 has nothing any more")
+    assert [node_id for node_id, names in topics_on(four.bootstrap).items() if "t" in names] == [2]
     # It becomes a replica again, from nothing.
     move_to(four.bootstrap, "t", {0: [1, 2]})
     eventually(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import typer
@@ -21,6 +21,7 @@ from chronik.cli.session import (
 from chronik.client.admin import Admin, Quorum
 from chronik.client.cluster import Cluster
 from chronik.client.link import ConnectionFailed
+from chronik.client.moves import Copying, copying
 from chronik.protocol.errors import KafkaError
 from chronik.protocol.messages.cluster import DescribeClusterBroker, DescribeClusterResponse
 
@@ -100,6 +101,7 @@ class Answers:
     cluster: DescribeClusterResponse
     quorums: Mapping[int, Quorum]
     failures: Mapping[int, str]
+    moves: Sequence[Copying] = ()
 
     @property
     def newest(self) -> Quorum | None:
@@ -143,7 +145,11 @@ async def _ask_all(cluster: Cluster) -> Answers:
             failures[node_id] = str(error)
 
     await asyncio.gather(*map(ask, cluster.brokers))
-    return Answers(described, quorums, failures)
+    answers = Answers(described, quorums, failures)
+    counts = answers.newest.counts if answers.newest else None
+    if counts is None or not counts.moving_count:
+        return answers
+    return replace(answers, moves=await copying(cluster))
 
 
 def summary(answers: Answers) -> dict[str, Any]:
@@ -161,6 +167,7 @@ def summary(answers: Answers) -> dict[str, Any]:
         "reason": None if is_led else _why_nobody_leads(answers, voters),
         "voters": voters,
         "partitions": cluster_health.partition_counts(newest.counts if newest else None),
+        "reassignments": cluster_health.reassignments(answers.moves),
         "leader_skew": cluster_health.leader_skew(newest.nodes) if newest else None,
         "nodes": [_node(answers, node_id) for node_id in _node_ids(answers, newest)],
     }

@@ -5,10 +5,13 @@ whoever leads, so all that answered are asked, and the worst and the sum are sho
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from chronik.client.admin import Quorum
+from chronik.client.moves import Copying
 from chronik.protocol.messages.quorum import DescribeQuorumNode, PartitionCounts
+
+MOVES_SHOWN: Final = 10  # of partitions on the move, to a person; --json has all
 
 
 def partition_counts(counts: PartitionCounts | None) -> dict[str, Any] | None:
@@ -42,6 +45,32 @@ def leader_skew(nodes: Iterable[DescribeQuorumNode]) -> float | None:
     return round(max(led) * len(led) / sum(led) - 1, 3) if led and sum(led) else None
 
 
+def reassignments(moves: Iterable[Copying]) -> list[dict[str, Any]]:
+    """The partitions that move, as JSON has them."""
+    return [
+        {
+            "topic": each.place.topic,
+            "partition": each.place.partition,
+            "adding": list(each.adding),
+            "removing": list(each.removing),
+            "bytes": each.bytes_there,
+            "bytes_total": each.bytes_total,
+        }
+        for each in moves
+    ]
+
+
+def _move_line(move: Mapping[str, Any]) -> str:
+    what = [
+        f"{verb} {', '.join(map(str, nodes))}"
+        for verb, nodes in (("to", move["adding"]), ("off", move["removing"]))
+        if nodes
+    ]
+    there, total = move["bytes"], move["bytes_total"]
+    share = f", {there} of {total} bytes there ({there / total:.0%})" if total else ""
+    return f"reassigning {move['topic']}-{move['partition']} {' '.join(what)}{share}"
+
+
 def lines(shown: Mapping[str, Any]) -> list[str]:
     """What a person is told: one line of counts, and one for each reason to act."""
     counts = shown["partitions"]
@@ -51,8 +80,13 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
         f"{counts['count']} partitions: {counts['under_replicated']} under-replicated, "
         f"{counts['under_min_isr']} under min ISR, {counts['offline']} offline, "
         f"{counts['reassigning']} reassigning, "
-        f"{counts['not_led_by_preferred']} not led by their preferred replica"
+        f"{counts['not_led_by_preferred']} not led by their preferred replica, "
+        f"leader skew {shown['leader_skew'] or 0:.0%}"
     ]
+    told += [_move_line(each) for each in shown["reassignments"][:MOVES_SHOWN]]
+    unseen = len(shown["reassignments"]) - MOVES_SHOWN
+    if unseen > 0:
+        told.append(f"and {unseen} more")
     below = counts["topics_below_factor"]
     if below:
         told.append(

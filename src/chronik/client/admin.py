@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from chronik.client.cluster import Cluster, check, check_topic, error_code
+from chronik.client.link import ConnectionFailed
 from chronik.client.offsets import list_offsets
 from chronik.model import TopicPartition
 from chronik.protocol.apis import (
@@ -371,16 +372,23 @@ class Admin:
         """Offsets by timestamp, EARLIEST or LATEST; see `offsets`."""
         return await list_offsets(self._cluster, wanted)
 
-    async def log_dirs(self) -> dict[int, Sequence[DescribeLogDirsResult]]:
-        """What each node has on its disks."""
+    async def log_dirs(
+        self, *, skip_silent: bool = False
+    ) -> dict[int, Sequence[DescribeLogDirsResult]]:
+        """What each node has on its disks; nothing, of one that does not answer, if that may be."""
 
         async def ask(node_id: int) -> tuple[int, Sequence[DescribeLogDirsResult]]:
-            link = await self._cluster.link(node_id)
-            response: DescribeLogDirsResponse = await link.send(
-                DescribeLogDirsRequest(topics=None),
-                DESCRIBE_LOG_DIRS,
-                timeout_s=self._cluster.timeout_s,
-            )
+            try:
+                link = await self._cluster.link(node_id)
+                response: DescribeLogDirsResponse = await link.send(
+                    DescribeLogDirsRequest(topics=None),
+                    DESCRIBE_LOG_DIRS,
+                    timeout_s=self._cluster.timeout_s,
+                )
+            except ConnectionFailed:
+                if not skip_silent:
+                    raise
+                return node_id, ()
             check(response.error_code, f"disks of node {node_id}")
             return node_id, response.results
 

@@ -79,6 +79,42 @@ async def moving(cluster: Cluster) -> dict[TopicPartition, OngoingPartitionReass
     }
 
 
+class Copying(NamedTuple):
+    """A partition on the move, and how much of it has arrived."""
+
+    place: TopicPartition
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+    bytes_there: int
+    bytes_total: int
+
+
+async def copying(cluster: Cluster) -> list[Copying]:
+    """How far each partition that moves is, by the sizes of its replicas' files."""
+    moves = await moving(cluster)
+    sizes = await _sizes(cluster, {place.topic for place in moves})
+    found = []
+    for place, move in sorted(moves.items()):
+        of_place = sizes.get(place, {})
+        whole = max(of_place.values(), default=0)
+        adding = tuple(move.adding_replicas)
+        there = sum(min(of_place.get(each, 0), whole) for each in adding)
+        removing = tuple(move.removing_replicas)
+        found.append(Copying(place, adding, removing, there, whole * len(adding)))
+    return found
+
+
+async def _sizes(cluster: Cluster, topics: set[str]) -> dict[TopicPartition, dict[int, int]]:
+    """How much each node that answers has of these topics' partitions."""
+    found: dict[TopicPartition, dict[int, int]] = {}
+    for node_id, results in (await Admin(cluster).log_dirs(skip_silent=True)).items():
+        for topic in (each for result in results for each in result.topics):
+            for each in topic.partitions if topic.name in topics else ():
+                place = TopicPartition(topic.name, each.partition_index)
+                found.setdefault(place, {})[node_id] = each.partition_size
+    return found
+
+
 async def reassign(cluster: Cluster, plan: Plan) -> None:
     """Let these partitions have these replicas; with None, undo what is under way."""
     by_topic: dict[str, list[ReassignablePartition]] = {}

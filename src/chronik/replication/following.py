@@ -50,6 +50,16 @@ class Following:
         for key in keys:
             self._set(key, None)
 
+    def on_image(self, old: Image, new: Image) -> None:
+        """If this node is registered anew, tell every leader anew where the logs end."""
+        if old.brokers is new.brokers or self._is_paused:
+            return
+        before, now = old.brokers.get(self._node_id), new.brokers.get(self._node_id)
+        if now is not None and (before is None or before.epoch != now.epoch):
+            # A leader takes nobody into sync whom it has heard under an earlier registration.
+            self.pause()
+            self.resume()
+
     def pause(self) -> None:
         """Fetch nothing, whoever leads; again and again is the same as once."""
         if not self._is_paused:

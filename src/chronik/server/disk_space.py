@@ -99,7 +99,8 @@ class DiskSpace:
             await self._disk.run(self._reserve.take)
         elif free_bytes > 2 * PLENTY_BYTES and self._reserve.is_held:
             await self._disk.run(self._reserve.give_up)
-        if self._metadata.image.brokers[self._node_id].is_full:
+        own = self._metadata.image.brokers.get(self._node_id)
+        if own is not None and own.is_full:
             await self._tell(is_full=False)
         if not self._room.is_full:  # It may have run out meanwhile.
             self._following.resume()

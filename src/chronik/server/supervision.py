@@ -49,6 +49,7 @@ class Supervision:
         self._is_connected = is_connected
         self._liveness: Liveness | None = None
         self._term = 0
+        self._epoch = -1  # of the last registration
         self.is_retiring = False
 
     def _now_ms(self) -> int:
@@ -68,7 +69,13 @@ class Supervision:
                 if error.code in NOT_NOW:
                     await asyncio.sleep(HEARTBEAT_S)
             else:
+                self._epoch = epoch
                 return epoch
+
+    def broker_epoch(self) -> int:
+        """What this node's commands carry; they are refused while it is unregistered."""
+        own = self._metadata.image.brokers.get(self._metadata.node_id)
+        return self._epoch if own is None else own.epoch
 
     def _is_of_own_disk(self, error: KafkaError) -> bool:
         """Whether it is this node's own disk that refuses, and not the leader's."""

@@ -191,7 +191,8 @@ class _Reader:
         if not rack or in_sync is None or not in_sync.followers:
             return None
         brokers = self._context.image.brokers
-        if brokers[self._context.node.node_id].rack == rack:
+        own = brokers.get(self._context.node.node_id)
+        if own is None or own.rack == rack:
             return None
         for node_id in in_sync.isr:
             broker, follower = brokers.get(node_id), in_sync.followers.get(node_id)

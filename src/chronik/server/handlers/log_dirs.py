@@ -1,7 +1,8 @@
 """DescribeLogDirs: what partitions take up on this node's disk.
 
 Versions: 0-5 (from 4 on with the volume's size). Behaviour: one directory; null asks for every
-partition that has files. Sizes are those of the log files, so a partition without records has 0.
+partition that this node has a replica of. Sizes are those of the log files, so a partition without
+records has 0.
 """
 
 from collections.abc import Sequence
@@ -41,10 +42,12 @@ async def describe_log_dirs(
                     _partition(context, topic, index)
                     for index in indexes
                     if 0 <= index < len(topic.partitions)
+                    and node.node_id in topic.partitions[index].replicas
                 ],
             )
             for topic, indexes in asked
         ]
+        topics = [topic for topic in topics if topic.partitions]
         return DescribeLogDirsResult(
             error_code=ErrorCode.NONE,
             log_dir=node.data_dir,

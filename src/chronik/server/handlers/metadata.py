@@ -304,7 +304,7 @@ def _described(
             leader_epoch=partition.leader_epoch,
             replica_nodes=partition.replicas,
             isr_nodes=partition.isr,
-            eligible_leader_replicas=(),  # Java's client takes no null here.
-            last_known_elr=(),
+            eligible_leader_replicas=partition.elr,
+            last_known_elr=(),  # Java's client takes no null here.
             offline_replicas=image.offline_replicas(partition),
         )
