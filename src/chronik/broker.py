@@ -38,7 +38,7 @@ from chronik.coordinator.transactions.shard import (
 from chronik.dashboard.status import Status
 from chronik.metadata.commands import RegisterBroker
 from chronik.metadata.image import Image, id_text
-from chronik.metadata.journal import METADATA_DIRECTORY, Journal, UnusableMetadata
+from chronik.metadata.journal import METADATA_DIRECTORY, Journal, UnusableMetadata, begin_votes
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.metrics import Metrics
 from chronik.model import TopicPartition
@@ -60,14 +60,7 @@ from chronik.server.dispatch import dispatcher
 from chronik.server.encoded_topics import EncodedTopics
 from chronik.server.fetch_sessions import FetchSessions
 from chronik.server.formation import Formation, asking_identity, founding, on_early_call
-from chronik.server.identity import (
-    Identity,
-    WrongDirectory,
-    find_secret,
-    keep_secret,
-    read_identity,
-    write_identity,
-)
+from chronik.server.identity import Identity, Secret, WrongDirectory, read_identity, write_identity
 from chronik.server.listener import Listener
 from chronik.server.members import Members
 from chronik.server.network import Network
@@ -184,13 +177,13 @@ class Broker:
         """Listen for other nodes, and find out who this node is, or become somebody."""
         settings, disk = self.settings, self._disk
         finds_others = len(settings.peers) > 1 or settings.join is not None
-        secret = find_secret(disk, data_dir, settings.secret, finds_others=finds_others)
+        self._secret = Secret(disk, data_dir, settings.secret, finds_others=finds_others)
         identity = read_identity(disk, data_dir, settings.node_id, finds_others=finds_others)
         self.network = Network(
             identity=asking_identity(settings, identity.directory_id, self._incarnation_id),
-            secret=secret,
+            secret=self._secret.value,
             disk=disk,
-            on_connected=lambda peer: self.supervision.connected(peer),
+            on_connected=self._on_connected,
             on_lost=lambda peer: self.supervision.lost(peer),
             on_call=self._on_call,
             on_follower=self._on_follower,
@@ -201,8 +194,9 @@ class Broker:
                 raise StartFailed(reason)
             await self.network.serve()
             identity = await Formation(settings, self.network).identity()
+            begin_votes(disk, f"{data_dir}/{METADATA_DIRECTORY}")
             write_identity(disk, data_dir, identity)
-        keep_secret(disk, data_dir, secret)
+            self._secret.keep()
         self.node_id = identity.node_id
         self.network.identity = internal.Identity(
             identity.cluster_id, identity.node_id, identity.directory_id, self._incarnation_id
@@ -258,6 +252,8 @@ class Broker:
         self.supervision = Supervision(self.metadata, self._clock, self.network.is_connected)
         self.metadata.broker_config = self._broker_config_in
         self.metadata.start()
+        if self.metadata.consensus.is_alone:
+            self._secret.keep()  # Nobody else has one.
         self._stack.push_async_callback(self._stop_storage)
 
     async def _start_network(self, identity: Identity) -> None:
@@ -275,6 +271,10 @@ class Broker:
         self.following.on_image(old, new)
         if old.brokers is not new.brokers:
             self.network.meet()
+
+    def _on_connected(self, peer: internal.Identity) -> None:
+        self._secret.keep()  # Somebody else has proved to know it.
+        self.supervision.connected(peer)
 
     def _on_call(self, peer: internal.Hello, method: str, body: bytes) -> Awaitable[bytes] | bytes:
         if not self.network.is_open:

@@ -168,7 +168,7 @@ def test_wrong_peers_are_told(cluster: ClusterProcesses, tmp_path: Path) -> None
 
 
 def test_founders_must_agree_on_the_peers(tmp_path: Path) -> None:
-    """Whichever of the two asks first says it, and ends; the other waits for somebody to agree."""
+    """Those that do not agree say so and wait: others may come that do."""
     nodes = ClusterProcesses(tmp_path)
     extra = f"{free_port()}:{free_port()}"
     everybody = nodes.peers
@@ -176,11 +176,53 @@ def test_founders_must_agree_on_the_peers(tmp_path: Path) -> None:
         nodes.peers = peers
         nodes.start(node_id)
 
-    def logs() -> str:
-        return "".join((tmp_path / f"{node_id}.log").read_text() for node_id in (1, 2))
+    def logs(*node_ids: int) -> str:
+        return "".join((tmp_path / f"{node_id}.log").read_text() for node_id in node_ids)
 
     try:
-        eventually(lambda: "another node has another list of peers" in logs(), "a line about it")
-        assert "is ready" not in logs()
+        for node_id in (1, 2):
+            line = "another node has another list of peers"
+            eventually(lambda: line in logs(node_id), "a line about it")  # noqa: B023
+        assert "ready" not in logs(1, 2)
+        nodes.start(3)  # It agrees with node 2.
+        nodes.wait_for([2, 3], on=[2, 3])
+        # Two of node 1's four peers are none: it can never form what it was told to.
+        eventually(lambda: "chronik: --peers" in logs(1), "node 1 ends")
     finally:
+        nodes.kill()
+
+
+def test_one_wrong_founder_does_not_end_the_others(tmp_path: Path) -> None:
+    nodes = ClusterProcesses(tmp_path)
+    nodes.start(1)
+    wrong = ["--node-id", "3", "--peers", nodes.peers, "--port", str(nodes.ports[3])]
+    command = [
+        *CHRONIK,
+        "start",
+        "--http-port",
+        "-1",
+        "--data-dir",
+        str(tmp_path / "wrong"),
+        *wrong,
+    ]
+    stranger = subprocess.Popen(
+        [*command, "--secret", "wrong"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = "cluster secret of the two nodes differs"
+        eventually(lambda: line in (tmp_path / "1.log").read_text(), "node 1 tells of it")
+        nodes.start(2)
+        nodes.wait_for([1, 2], on=[1, 2])
+        _, errors = stranger.communicate(timeout=20)
+        said = [each for each in errors.splitlines() if each.startswith("chronik: ")]
+        assert (stranger.returncode, len(said)) == (1, 1)
+        assert line in said[0]
+        nodes.start(3)  # With the right one.
+        nodes.wait_for(EVERYBODY)
+    finally:
+        stranger.kill()
+        stranger.wait()
         nodes.kill()

@@ -312,6 +312,17 @@ def test_a_wrong_secret_is_refused(nodes: MemberProcesses) -> None:
     assert nodes.begin("b", *joining(nodes)) == 2
 
 
+def test_a_wrong_secret_at_a_restart_is_not_kept(three: MemberProcesses) -> None:
+    kept = three.secret("b")
+    three.end("b")
+    three.start("b", "--secret", "wrong")
+    eventually(lambda: "secret" in three.log("b"), "it is told")
+    three.end("b")
+    assert three.secret("b") == kept
+    three.begin("b")
+    three.wait_status("a", 2, "online")
+
+
 def test_a_node_id_that_runs_is_not_taken_twice(three: MemberProcesses) -> None:
     for number in ("1", "3"):
         three.start("d", "--node-id", number, *joining(three))

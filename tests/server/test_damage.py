@@ -158,6 +158,14 @@ def test_a_lost_vote_stops_the_start_with_a_line_that_says_so(data_dir: Path) ->
         Broker(data_dir=str(data_dir)).start()
 
 
+def test_lost_metadata_stops_the_start_too(data_dir: Path) -> None:
+    """A voter that forgot everything could help to elect a leader that lacks what was committed."""
+    shutil.rmtree(data_dir / "__chronik_metadata")
+    with pytest.raises(StartFailed, match=r"vote\.json is missing"):
+        Broker(data_dir=str(data_dir)).start()
+    assert list(data_dir.glob("topics/t.*/0/*.log")), "nothing was removed"
+
+
 def test_a_flipped_bit_in_the_metadata_log_stops_the_start(data_dir: Path) -> None:
     (path,) = (data_dir / "__chronik_metadata").glob("*.log")
     data = bytearray(path.read_bytes())

@@ -10,7 +10,7 @@ import pytest
 
 from chronik.metadata.commands import CreateTopic, RegisterBroker
 from chronik.metadata.image import id_text
-from chronik.metadata.journal import Journal
+from chronik.metadata.journal import Journal, begin_votes
 from chronik.metadata.runtime import SLICE_ENTRY_COUNT, MetadataRuntime
 from chronik.protocol import apis
 from chronik.protocol.batch import read_header
@@ -408,6 +408,7 @@ def test_a_legacy_set_that_fails_halfway_keeps_what_is_written(
 def on_runtime(work: Callable[[MetadataRuntime, MemoryDisk], Awaitable[None]]) -> None:
     async def run() -> None:
         disk = MemoryDisk()
+        begin_votes(disk, "/data/m")
         commit = GroupCommit(disk, lambda log: made.on_durable(), lambda log, error: None)
         made = MetadataRuntime(Journal(disk, "/data/m", lambda: 1), commit, 1, disk)
         made.start()

@@ -52,6 +52,9 @@ UNACKNOWLEDGED_MS_MAX: Final = 2_000
 # And if nothing is under way either, these probes (seconds, seconds, count) find out.
 KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 
+# Our own reason: a node without a cluster listens where another one was expected.
+_ELSEWHERE: Final = "elsewhere"
+
 
 class NotSent(ConnectionFailed):
     """There was no connection to send over: the peer has certainly done nothing."""
@@ -59,6 +62,11 @@ class NotSent(ConnectionFailed):
 
 class PeerRefused(NotSent):
     """The peer does not want us, or we do not want it: one clear line."""
+
+    def __init__(self, address: Address, reason: str, *, is_unformed: bool = False) -> None:
+        super().__init__(address, reason)
+        # It knows of no cluster, or cannot tell us: not of one to which we could belong.
+        self.is_unformed = is_unformed
 
 
 def _nothing(*_: Any) -> None:
@@ -243,7 +251,9 @@ async def open_link(
         link.abort("given up")
         await link.wait_closed()
         if isinstance(error, HandshakeRefused | ProtocolError):
-            raise PeerRefused(address, str(error)) from None
+            code = error.code if isinstance(error, HandshakeRefused) else ""
+            is_unformed = code in ("secret", _ELSEWHERE)
+            raise PeerRefused(address, str(error), is_unformed=is_unformed) from None
         if isinstance(error, TimeoutError):
             raise NotSent(address, f"no handshake within {timeout_s:g} s") from None
         if isinstance(error, OSError):
@@ -290,7 +300,7 @@ def _unexpected(frame: bytes) -> None:
 def _check(identity: Identity, peer: Challenge, node_id: int | None) -> None:
     if node_id is not None and peer.node_id != node_id:
         reason = f"this is node {peer.node_id}, and node {node_id} was expected here"
-        raise HandshakeRefused("not-admitted", reason)
+        raise HandshakeRefused("not-admitted" if peer.cluster_id else _ELSEWHERE, reason)
     reason_or_none = mismatch(identity, peer)
     if reason_or_none is not None:
         raise HandshakeRefused("not-admitted", reason_or_none)

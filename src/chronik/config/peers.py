@@ -80,11 +80,13 @@ def _of_table(table: Mapping[str, Any]) -> Peer:
         raise ValueError(f"{unknown[0]} is not known")
     kafka_host, _, kafka_port = str(table["kafka"]).rpartition(":")
     internal_host, _, internal_port = str(table["internal"]).rpartition(":")
-    if not internal_host:
-        raise ValueError(f"internal of peer {table['id']} is not HOST:PORT")
-    peer = _peer(
-        int(table["id"]), kafka_host, int(kafka_port), int(internal_port), table.get("rack")
-    )
+    for name, host in (("kafka", kafka_host), ("internal", internal_host)):
+        if not host:
+            raise ValueError(f"{name} of peer {table['id']} is not HOST:PORT")
+    rack = table.get("rack")
+    if rack is not None and not isinstance(rack, str):
+        raise ValueError(f'rack of peer {table["id"]} is no text: write rack = "{rack}"')
+    peer = _peer(int(table["id"]), kafka_host, int(kafka_port), int(internal_port), rack)
     if internal_host == kafka_host:
         return peer
     return replace(peer, internal_host=internal_host.removeprefix("[").removesuffix("]"))

@@ -238,7 +238,7 @@ def _read(file: str) -> dict[str, Any]:
             document = tomllib.load(stream)
     except OSError as error:
         raise InvalidSetting(f"--config: cannot read {file}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSetting(f"--config: {file} is not TOML: {error}") from None
     unknown = sorted(set(document) - set(NODE_SETTINGS) - {"kafka", "bind"})
     if unknown:

@@ -68,25 +68,20 @@ class Journal:
         self._disk = disk
         self._directory = directory
         self._now_ms = now_ms
-        self._vote_path = f"{directory}/vote.json"
+        self._vote_path = _vote_path(directory)
         self.log = Log(disk, directory, LogConfig(segment_bytes=64 * 1024 * 1024))
         self.last_index = FIRST_INDEX - 1
         self.state = HardState()  # as it is on disk
 
     def load(self) -> HardState:
         """Recover the log and the vote. Blocking: runs before the node serves anything."""
-        has_log = self._disk.exists(self._directory) and any(
-            name.endswith(".log") for name in self._disk.list(self._directory)
-        )
-        state = HardState()
-        if self._disk.exists(self._vote_path):
-            state = self.state = read_vote(self._disk, self._vote_path)
-        elif has_log:
+        if not self._disk.exists(self._vote_path):
             raise UnusableMetadata(
-                f"{self._vote_path} is missing although the metadata log is there: the vote is "
-                "lost, and guessing it could elect two leaders. Restore the file from a backup, "
-                "or remove this data directory and let the node join as a new one."
+                f"{self._vote_path} is missing: the vote is lost, and guessing it could elect two "
+                "leaders. Restore the metadata from a backup, or remove this data directory and "
+                "let the node join as a new one."
             )
+        state = self.state = read_vote(self._disk, self._vote_path)
         self.log.load()
         if self.log.end_offset < FIRST_INDEX:
             self.log.reset(FIRST_INDEX)
@@ -100,9 +95,7 @@ class Journal:
 
     def save_vote(self, state: HardState) -> None:
         """Put the hard state on disk, file and directory synced, before anything depends on it."""
-        vote = _Vote(term=state.term, vote=state.vote, commit_index=state.commit_index)
-        self._disk.make_directory(self._directory)
-        self._disk.write_durably(self._vote_path, msgspec.json.encode(vote))
+        _write_vote(self._disk, self._vote_path, state)
         self.state = state
 
     def append(self, entry: Entry) -> None:
@@ -219,6 +212,24 @@ class Journal:
 
     def _snapshots(self) -> list[str]:
         return snapshot_names(self._disk, self._directory)
+
+
+def begin_votes(disk: Disk, directory: str) -> None:
+    """A node is about to have a cluster: from then on a vote that is missing is a lost one."""
+    path = _vote_path(directory)
+    if not disk.exists(path):
+        for made in disk.make_directory(directory):
+            disk.sync_directory(made)
+        _write_vote(disk, path, HardState())
+
+
+def _vote_path(directory: str) -> str:
+    return f"{directory}/vote.json"
+
+
+def _write_vote(disk: Disk, path: str, state: HardState) -> None:
+    vote = _Vote(term=state.term, vote=state.vote, commit_index=state.commit_index)
+    disk.write_durably(path, msgspec.json.encode(vote))
 
 
 def read_vote(disk: Disk, path: str) -> HardState:

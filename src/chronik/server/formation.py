@@ -2,7 +2,8 @@
 
     peers     An empty node asks its peers. If one of them has a cluster with anything in its log,
               this node asks to be let in there, and never forms another. If none has, and a
-              majority of the peers is there and as empty, they found the cluster together.
+              majority of the peers is there and as empty, they found the cluster together. A peer
+              with another secret, list of peers or number is told of, and counts as away.
     --join    An empty node asks a running cluster to be let in.
     neither   A node on its own founds a cluster of one.
 
@@ -55,6 +56,8 @@ POLL_S: Final = 0.05  # founders meet within this time of the last one's start
 PATIENCE_S: Final = 30.0  # for a cluster that is to be joined and does not answer; it may start too
 # Errors after which the same question may be answered otherwise.
 _TRANSIENT: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
+
+_OTHER_PEERS: Final = "--peers: another node has another list of peers; it must be the same on each"
 
 Find = Callable[[], Awaitable[Sequence[Address]]]
 
@@ -111,25 +114,33 @@ class Formation:
         try:
             while True:
                 answers = await asyncio.gather(*map(self._ask_found, talkers))
-                found = [each for each in answers if each is not None]
+                found = [each for each in answers if isinstance(each, Found)]
                 formed = next((each for each in found if each.is_formed), None)
                 if formed is not None:
                     return await self._join_formed(formed, cluster_id, others)
-                self._check_same(found, cluster_id)
-                if len(found) + 1 >= quorum:
+                agreeing = [each for each in found if each.cluster_id == cluster_id]
+                if len(agreeing) + 1 >= quorum:
                     return Identity(
                         cluster_id=cluster_id, node_id=own.node_id, directory_id=own.directory_id
                     )
-                missing = quorum - len(found) - 1
-                self._say(f"waiting for {missing} more of the peers to form a cluster")
+                wrong = [each for each in answers if isinstance(each, str)]
+                wrong += [_OTHER_PEERS] * (len(found) - len(agreeing))
+                if len(self._settings.peers) - len(wrong) < quorum:
+                    raise WrongDirectory(wrong[0])
+                missing = quorum - len(agreeing) - 1
+                waiting = f"waiting for {missing} more of the peers to form a cluster"
+                self._say("; ".join([waiting, *wrong]))
                 await asyncio.sleep(POLL_S)
         finally:
             await asyncio.gather(*(each.close() for each in talkers))
 
-    async def _ask_found(self, talker: Peer) -> Found | None:
+    async def _ask_found(self, talker: Peer) -> Found | str | None:
+        """What a peer says; what is wrong with it, if it cannot found a cluster with this node."""
         try:
             body = await talker.call(FOUND, b"", ASK_TIMEOUT_S)
         except PeerRefused as error:
+            if error.is_unformed:
+                return _refused(error)
             raise WrongDirectory(_refused(error)) from None
         except ConnectionFailed as error:
             logger.debug("peer away", extra={"peer": talker.node_id, "reason": str(error)})
@@ -139,12 +150,6 @@ class Formation:
                 raise WrongDirectory(str(error)) from None
             return None  # It starts, and does not know yet.
         return msgspec.json.decode(body, type=Found)
-
-    def _check_same(self, found: Sequence[Found], cluster_id: str) -> None:
-        if any(each.cluster_id != cluster_id for each in found):
-            raise WrongDirectory(
-                "--peers: another node has another list of peers; it must be the same on each"
-            )
 
     async def _join_formed(
         self, formed: Found, cluster_id: str, others: Sequence[config.Peer]

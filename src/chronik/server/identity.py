@@ -81,33 +81,39 @@ def _path(data_dir: str) -> str:
     return f"{data_dir}/node.json"
 
 
-def find_secret(disk: Disk, data_dir: str, given: str | None, *, finds_others: bool) -> bytes:
-    """The secret: as given, as kept, or none; made, for a node that looks for no others."""
-    kept = _kept_secret(disk, data_dir)
-    if given is not None:
-        return given.encode()
-    if kept is not None:
-        return kept
-    return b"" if finds_others else secrets.token_hex(SECRET_BYTES).encode()
+class Secret:
+    """The cluster's secret: as given, as kept, or none; made, for a node that looks for no others.
 
+    What was given is kept once it has turned out to be the cluster's, so that a wrong one does not
+    take the place of the right one.
+    """
 
-def keep_secret(disk: Disk, data_dir: str, secret: bytes) -> None:
-    """Have it at the next start, whether or not it is given then."""
-    if secret != _kept_secret(disk, data_dir):
-        path = secret_path(data_dir)
-        # The file is made private before it has content, and is renamed as it is.
-        disk.write(f"{path}.tmp", b"")
-        disk.make_private(f"{path}.tmp")
-        disk.write_durably(path, secret)
+    def __init__(self, disk: Disk, data_dir: str, given: str | None, *, finds_others: bool) -> None:
+        self._disk = disk
+        self._path = secret_path(data_dir)
+        self._kept = self._read()
+        if given is not None:
+            self.value = given.encode()
+        elif self._kept is not None:
+            self.value = self._kept
+        else:
+            self.value = b"" if finds_others else secrets.token_hex(SECRET_BYTES).encode()
+
+    def _read(self) -> bytes | None:
+        if not self._disk.exists(self._path):
+            return None
+        return bytes(self._disk.pread(self._path, self._disk.size(self._path), 0)).strip()
+
+    def keep(self) -> None:
+        """Have it at the next start, whether or not it is given then."""
+        if self.value != self._kept:
+            # The file is made private before it has content, and is renamed as it is.
+            self._disk.write(f"{self._path}.tmp", b"")
+            self._disk.make_private(f"{self._path}.tmp")
+            self._disk.write_durably(self._path, self.value)
+            self._kept = self.value
 
 
 def secret_path(data_dir: str) -> str:
     """The file of the secret."""
     return f"{data_dir}/secret"
-
-
-def _kept_secret(disk: Disk, data_dir: str) -> bytes | None:
-    path = secret_path(data_dir)
-    if not disk.exists(path):
-        return None
-    return bytes(disk.pread(path, disk.size(path), 0)).strip()

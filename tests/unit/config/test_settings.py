@@ -137,6 +137,15 @@ def test_a_finer_unit_beats_a_coarser_one(static: dict[str, str], expected: int)
     assert topic_value("retention.ms", {}, config) == expected
 
 
+PEER = """
+[[peers]]
+id = 1
+kafka = {kafka}
+internal = "h:2"
+rack = {rack}
+"""
+
+
 def test_both_addresses_stand_side_by_side_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text(
@@ -180,6 +189,10 @@ rack = "b"
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        (PEER.format(kafka='"h:1"', rack="1"), 'rack of peer 1 is no text: write rack = "1"'),
+        (PEER.format(kafka='"h:1"', rack="true"), "rack of peer 1 is no text"),
+        (PEER.format(kafka='":1"', rack='"a"'), "kafka of peer 1 is not HOST:PORT"),
+        (PEER.format(kafka="9092", rack='"a"'), "kafka of peer 1 is not HOST:PORT"),
         ('bind = "0.0.0.0:9092"', "[bind] has kafka and internal"),
         ('[bind]\nhttp = "0.0.0.0:1"', "[bind] has kafka and internal"),
         ('[advertise]\nhttp = "h:1"', "[advertise] has kafka and internal"),
@@ -205,3 +218,10 @@ def test_a_node_among_peers_listens_where_its_entry_says() -> None:
 def test_who_joins_has_no_peers() -> None:
     with pytest.raises(InvalidSetting, match="not both"):
         resolve({"peers": "1@h:9092:9192,2@h:9093:9193", "join": "h:9092"}, {})
+
+
+def test_a_file_that_is_no_text_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_bytes(b'data_dir = "\xff"')
+    with pytest.raises(InvalidSetting, match="is not TOML"):
+        resolve({}, {}, file=str(file))

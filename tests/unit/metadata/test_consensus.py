@@ -10,7 +10,7 @@ import pytest
 from chronik.config import limits
 from chronik.metadata.commands import CreateTopic, RegisterBroker
 from chronik.metadata.image import id_text
-from chronik.metadata.journal import Journal
+from chronik.metadata.journal import Journal, begin_votes
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.raft.messages import InstallSnapshot, Message
@@ -26,6 +26,8 @@ class Group:
 
     def __init__(self) -> None:
         self.disks = {node_id: FullDisk() for node_id in EVERYBODY}
+        for disk in self.disks.values():
+            begin_votes(disk, "/metadata")
         self.nodes: dict[int, MetadataRuntime] = {}
         self.journals: dict[int, Journal] = {}
         self.away: set[int] = set()

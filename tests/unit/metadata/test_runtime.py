@@ -8,7 +8,7 @@ import pytest
 from chronik.config import limits
 from chronik.metadata.commands import AllocateProducerIds, CreateTopic, RegisterBroker
 from chronik.metadata.image import id_text
-from chronik.metadata.journal import Journal, UnusableMetadata
+from chronik.metadata.journal import Journal, UnusableMetadata, begin_votes
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.raft.messages import AppendEntries
@@ -38,7 +38,9 @@ def topic(number: int) -> CreateTopic:
 
 def on_disk(work: Callable[[MemoryDisk], Awaitable[None]]) -> None:
     async def run() -> None:
-        await work(MemoryDisk())
+        disk = MemoryDisk()
+        begin_votes(disk, DIRECTORY)
+        await work(disk)
 
     asyncio.run(run())
 
