@@ -307,3 +307,49 @@ def test_a_full_disk_stops_nobody_else(whose: str) -> None:
         assert {"t1", "t2"} <= set(group.nodes[full].image.topics)
 
     play(work)
+
+
+def test_what_comes_committed_with_what_does_not_fit_is_applied() -> None:
+    async def work(group: Group) -> None:
+        leader = await group.leader()
+        await leader.submit(registration(1))
+        await group.agree()
+        full = next(iter(EVERYBODY - {leader.node_id}))
+        group.away.add(full)
+        for number in range(3):
+            await leader.submit(topic(number))
+        group.disks[full].is_full = True
+        saved_index = group.journals[full].last_index
+        told: list[str] = []
+        group.nodes[full].subscribe(lambda old, new, records: told.extend(new.topics))
+        group.away.clear()  # One message brings the entries, and that they are committed.
+        await leader.submit(topic(3))
+        await group.agree()
+        assert "t0" in told
+        # None of it is on its own disk, and nobody was told that it is.
+        assert group.journals[full].last_index == saved_index
+        assert group.nodes[full].consensus.node.log.saved_index == saved_index
+        assert leader.consensus.node.progress[full].match_index == saved_index
+        assert group.journals[full].state.commit_index <= saved_index
+        group.disks[full].is_full = False
+        while leader.consensus.node.progress[full].match_index < leader.last_index:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    play(work)
+
+
+def test_a_vote_that_does_not_fit_is_not_given() -> None:
+    async def work(group: Group) -> None:
+        old = await group.leader()
+        others = EVERYBODY - {old.node_id}
+        for node_id in others:
+            group.disks[node_id].is_full = True
+        group.away.add(old.node_id)
+        await asyncio.sleep(1.0)  # Time for an election, and another.
+        assert not any(group.nodes[each].is_leading for each in others)
+        assert all(group.journals[each].state.term == old.term for each in others)
+        for node_id in others:
+            group.disks[node_id].is_full = False
+        await group.leader()
+
+    play(work)
