@@ -90,6 +90,7 @@ class Consensus:
         self._is_broken = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
+        self._retry_timer: asyncio.TimerHandle | None = None
         self._known_role: tuple[Role, int | None, int] | None = None
         self._heard_s: dict[int, float] = {}  # when each peer sent something last
         self.gaps = Histogram(RAFT_GAP_BOUNDS_S)  # between two messages of one peer
@@ -390,7 +391,9 @@ class Consensus:
             return
         self.full = error
         self._on_full(error)
-        asyncio.get_running_loop().call_later(RETRY_S, self.retry)
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()  # Whoever has just tried in between has begun another wait.
+        self._retry_timer = asyncio.get_running_loop().call_later(RETRY_S, self.retry)
 
     def retry(self) -> bool:
         """Try again to write what did not fit; whether all of it does now."""

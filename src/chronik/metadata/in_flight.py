@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from chronik.metadata.commands import Command, DeleteTopic
 from chronik.metadata.records import Record
@@ -62,14 +62,12 @@ class InFlight:
             outcome.tell()
 
     def refuse(self, error: KafkaError) -> None:
-        """Tell everybody that it will not be, or that nobody knows."""
-        waiting = self._waiting
-        self.clear()
-        for outcome in waiting:
+        """Tell everybody that nobody knows what will be; what was decided stays in flight."""
+        for outcome in self._waiting:
             fail(outcome.reply, error)
 
     def clear(self) -> None:
-        """Forget who waits."""
+        """Forget what was decided, with the pending image that shows it."""
         self._waiting = deque()
         self.bytes_uncommitted = 0
 
@@ -90,6 +88,10 @@ def heard(reply: "asyncio.Future[Any]") -> None:
     """Whoever asked may have given up waiting: then a refusal is no news, and no error."""
     if not reply.cancelled():
         reply.exception()
+
+
+# A leader answers so if it has appended a command, and cannot tell what will become of it.
+UNKNOWN_OUTCOME: Final = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.KAFKA_STORAGE_ERROR)
 
 
 def storage_error(error: BaseException | None) -> KafkaError:

@@ -34,6 +34,7 @@ from chronik.metadata.forwarding import (
 )
 from chronik.metadata.image import Image, id_bytes
 from chronik.metadata.in_flight import (
+    UNKNOWN_OUTCOME,
     InFlight,
     Outcome,
     fail,
@@ -258,7 +259,9 @@ class MetadataRuntime:
                     await self._wait_for_deletion(command, deadline)
                     succeed(reply, None)
                     return
-                if error.code is not ErrorCode.NOT_CONTROLLER:
+                if error.code in UNKNOWN_OUTCOME:
+                    is_unknown = True
+                elif error.code is not ErrorCode.NOT_CONTROLLER:
                     fail(reply, error)
                     return
             except (ConnectionError, TimeoutError):
@@ -295,9 +298,7 @@ class MetadataRuntime:
 
     async def _ask_leader(self, command: Command, timeout_s: float) -> Any:
         if self.can_propose:
-            reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            self._decide(command, reply)
-            return await reply
+            return await self.submit(command)
         leader_id = self.consensus.node.leader_id
         if leader_id is None or leader_id == self.node_id:
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
@@ -312,9 +313,11 @@ class MetadataRuntime:
         """Another node's client asks: decide here, or say that somebody else leads.
 
         A request that comes late, after its node has asked the leader of another term, must not be
-        decided any more: the client may have been told that it was refused.
+        decided any more: the client may have been told that it was refused. Nor is anything decided
+        without room to log it: another will lead soon.
         """
-        if not self.can_propose or int.from_bytes(body[:8], "big") != self.term:
+        is_late = int.from_bytes(body[:8], "big") != self.term
+        if is_late or not self.can_propose or not self.consensus.retry():
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
         command = decode_command(body[8:])
         response = await self.submit(command)
@@ -414,6 +417,7 @@ class MetadataRuntime:
             self._in_flight.refuse(
                 KafkaError(ErrorCode.REQUEST_TIMED_OUT, "The controller has changed.")
             )
+            self._in_flight.clear()
         elif is_leading and not self._is_leading:
             # Its log ends with the entry that begins its term. What lies before that may be
             # committed yet, and a decision that has not seen it could contradict it.
@@ -424,7 +428,7 @@ class MetadataRuntime:
                 waiter.set_result(None)
 
     def _on_full(self, error: BaseException) -> None:
-        """There is no room for what was decided: it is logged when there is, or never."""
+        """There is no room here for what was decided: others may commit it, or this node later."""
         logger.error("no room for the metadata log", extra={"error": str(error)})
         self._in_flight.refuse(storage_error(error))
 

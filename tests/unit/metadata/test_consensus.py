@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from chronik.config import limits
-from chronik.metadata.commands import CreateTopic, RegisterBroker
+from chronik.metadata import consensus
+from chronik.metadata.commands import CreateTopic, DeleteTopic, RegisterBroker
 from chronik.metadata.image import id_text
 from chronik.metadata.journal import Journal
 from chronik.metadata.runtime import MetadataRuntime
@@ -271,6 +272,7 @@ class FullDisk(MemoryDisk):
     """A disk that has no room while it is full."""
 
     is_full = False
+    refusals = 0
 
     def append(self, path: str, buffers: Sequence[Any]) -> None:
         self._check_room()
@@ -282,6 +284,7 @@ class FullDisk(MemoryDisk):
 
     def _check_room(self) -> None:
         if self.is_full:
+            self.refusals += 1
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -351,5 +354,68 @@ def test_a_vote_that_does_not_fit_is_not_given() -> None:
         for node_id in others:
             group.disks[node_id].is_full = False
         await group.leader()
+
+    play(work)
+
+
+def test_what_a_full_leader_refused_and_others_commit_is_applied_once() -> None:
+    async def work(group: Group) -> None:
+        leader = await group.leader()
+        await leader.submit(registration(1))
+        await leader.submit(topic(1))
+        seen: list[int] = []
+        leader.subscribe(lambda old, new, records: seen.append(len(new.topics)))
+        group.disks[leader.node_id].is_full = True
+        deletion = DeleteTopic(topic_id=topic(1).topic_id)
+        with pytest.raises(KafkaError, match="No space left"):
+            await leader.submit(deletion)
+        await group.agree()
+        while leader.image.topics:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert seen == [0]
+        assert leader._pending == leader.image
+        assert leader._in_flight.bytes_uncommitted == len(leader._in_flight) == 0
+        group.disks[leader.node_id].is_full = False
+        assert (await leader.submit(topic(1))).name == "t1"
+
+    play(work)
+
+
+def test_one_timer_tries_a_full_disk_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consensus, "RETRY_S", 0.05)
+
+    async def work(group: Group) -> None:
+        leader = await group.leader()
+        await leader.submit(registration(1))
+        disk = group.disks[leader.node_id]
+        disk.is_full = True
+        for number in range(20):
+            with pytest.raises(KafkaError, match="No space left"):
+                await leader.submit(topic(number))
+        before = disk.refusals
+        await asyncio.sleep(0.5)
+        assert 3 <= disk.refusals - before <= 11
+        disk.is_full = False
+
+    play(work)
+
+
+def test_a_forwarded_command_waits_until_somebody_with_room_leads() -> None:
+    async def work(group: Group) -> None:
+        old = await group.leader()
+        await old.submit(registration(1))
+        follower, other = (node for node in group.nodes.values() if node is not old)
+        group.disks[old.node_id].is_full = True
+        # The first is appended before the leader knows that its disk is full; the second is not.
+        first = follower.submit(topic(0))
+        while old.consensus.full is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        last_index = old.last_index
+        second = follower.submit(topic(1))
+        await asyncio.sleep(0.1)
+        assert old.last_index == last_index
+        old.consensus.transfer(other.node_id)  # As the broker does.
+        assert [each.name for each in await asyncio.gather(first, second)] == ["t0", "t1"]
+        group.disks[old.node_id].is_full = False
 
     play(work)
