@@ -90,6 +90,7 @@ class Consensus:
         self._is_broken = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
+        self._retry_timer: asyncio.TimerHandle | None = None
         self._known_role: tuple[Role, int | None, int] | None = None
         self._heard_s: dict[int, float] = {}  # when each peer sent something last
         self.gaps = Histogram(RAFT_GAP_BOUNDS_S)  # between two messages of one peer
@@ -250,6 +251,9 @@ class Consensus:
                     self._on_snapshot(ready.snapshot, self._snapshots[ready.snapshot.index])
                 self._queue.append(ready)
                 self._write()
+                # The rest does not depend on this node's disk, be it slow or full. The messages
+                # promise nothing about it, and what is committed is on the disks of a majority:
+                # should this node forget it in a crash, it comes again from there.
                 for message in ready.messages:
                     self._send(message)
                 # Who leads no more must know it before it takes another's entry for its own.
@@ -260,8 +264,6 @@ class Consensus:
             if self.node.membership is not self._known_members:
                 self._known_members = self.node.membership
                 self._on_members()
-        except (OSError, StorageError) as error:
-            self._cannot_write(error)
         finally:
             self._is_pumping = False
 
@@ -280,15 +282,21 @@ class Consensus:
             self._on_members()  # Whom to talk to depends on who leads, too.
 
     def _write(self) -> None:
-        """Write what is queued, until something needs a thread, or there is no room."""
-        while self._queue and not self._is_busy and self.full is None:
-            ready = self._queue[0]
-            if self._is_slow(ready) and self._is_started:
-                self._run(lambda: self._write_slowly(ready), self._slow_is_done)  # noqa: B023
-                return
-            self._write_slowly(ready)
-            self._write_entries(ready)
-            self._queue.popleft()
+        """Write what is queued, until something needs a thread, or there is no room.
+
+        What cannot be written stays queued, and all that promises that it is on disk waits.
+        """
+        try:
+            while self._queue and not self._is_busy and self.full is None:
+                ready = self._queue[0]
+                if self._is_slow(ready) and self._is_started:
+                    self._run(lambda: self._write_slowly(ready), self._slow_is_done)  # noqa: B023
+                    return
+                self._write_slowly(ready)
+                self._write_entries(ready)
+                self._queue.popleft()
+        except (OSError, StorageError) as error:
+            self._cannot_write(error)
 
     def _run(
         self, work: Callable[[], None], then: Callable[["asyncio.Future[None]"], None]
@@ -350,10 +358,7 @@ class Consensus:
 
     def _go_on(self) -> None:
         """Write what waited for the journal, then do what follows from that."""
-        try:
-            self._write()
-        except (OSError, StorageError) as failure:
-            self._cannot_write(failure)
+        self._write()
         self.pump()
 
     def _cap_written(self) -> None:
@@ -386,18 +391,15 @@ class Consensus:
             return
         self.full = error
         self._on_full(error)
-        asyncio.get_running_loop().call_later(RETRY_S, self.retry)
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()  # Whoever has just tried in between has begun another wait.
+        self._retry_timer = asyncio.get_running_loop().call_later(RETRY_S, self.retry)
 
     def retry(self) -> bool:
         """Try again to write what did not fit; whether all of it does now."""
         if self.full is not None and not self._is_stopped:
             self.full = None
-            try:
-                self._write()
-            except (OSError, StorageError) as error:
-                self._cannot_write(error)
-            else:
-                self.pump()
+            self._go_on()
         return self.full is None
 
     def _fail(self, error: BaseException) -> None:

@@ -8,9 +8,9 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from chronik.metadata.commands import Command, DeleteTopic
+from chronik.metadata.commands import Command, CreatePartitions, DeleteTopic, RemoveBroker
 from chronik.metadata.records import Record
 from chronik.protocol.errors import ErrorCode, KafkaError
 
@@ -62,14 +62,12 @@ class InFlight:
             outcome.tell()
 
     def refuse(self, error: KafkaError) -> None:
-        """Tell everybody that it will not be, or that nobody knows."""
-        waiting = self._waiting
-        self.clear()
-        for outcome in waiting:
+        """Tell everybody that nobody knows what will be; what was decided stays in flight."""
+        for outcome in self._waiting:
             fail(outcome.reply, error)
 
     def clear(self) -> None:
-        """Forget who waits."""
+        """Forget what was decided, with the pending image that shows it."""
         self._waiting = deque()
         self.bytes_uncommitted = 0
 
@@ -92,11 +90,27 @@ def heard(reply: "asyncio.Future[Any]") -> None:
         reply.exception()
 
 
+# A leader answers so if it has appended a command, and cannot tell what will become of it.
+UNKNOWN_OUTCOME: Final = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.KAFKA_STORAGE_ERROR)
+
+
+_REFUSALS_OF_ANOTHER_TRY: Final[dict[type[Command], ErrorCode]] = {
+    DeleteTopic: ErrorCode.UNKNOWN_TOPIC_ID,
+    CreatePartitions: ErrorCode.INVALID_PARTITIONS,
+    RemoveBroker: ErrorCode.BROKER_ID_NOT_REGISTERED,
+}
+
+
 def storage_error(error: BaseException | None) -> KafkaError:
     """A failure of the disk, as it is told."""
     return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
 
 
-def tells_of_own_deletion(command: Command, error: KafkaError) -> bool:
-    """Whether a refusal of another try means that the first one was done, and not heard of."""
-    return isinstance(command, DeleteTopic) and error.code is ErrorCode.UNKNOWN_TOPIC_ID
+def may_tell_of_own_success(command: Command, error: KafkaError) -> bool:
+    """Whether a refusal of another try may mean that the first one was done, and not heard of.
+
+    Other commands may be said again. They name what they ask for by an id, or ask for a state of
+    affairs and are content to find it; or each of their parts is answered for itself, which tells
+    how it is by then, and the asker sees that in its image. A block of producer ids is lost.
+    """
+    return _REFUSALS_OF_ANOTHER_TRY.get(type(command)) is error.code

@@ -34,15 +34,17 @@ from chronik.metadata.forwarding import (
 )
 from chronik.metadata.image import Image, id_bytes
 from chronik.metadata.in_flight import (
+    UNKNOWN_OUTCOME,
     InFlight,
     Outcome,
     fail,
     heard,
+    may_tell_of_own_success,
     storage_error,
     succeed,
-    tells_of_own_deletion,
 )
 from chronik.metadata.journal import Journal, UnusableMetadata, read_snapshot, records_of
+from chronik.metadata.leader_watch import LeaderWatch
 from chronik.metadata.membership import check_member
 from chronik.metadata.records import (
     Record,
@@ -120,7 +122,7 @@ class MetadataRuntime:
         self._listeners: list[Listener] = []
         self._forwards: set[asyncio.Task[None]] = set()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
-        self._unled: set[asyncio.Future[None]] = set()  # wait for somebody to lead
+        self._leader_watch = LeaderWatch()
         self.call = call or _no_call
         self._snapshot_index = 0
         self._unfrozen_count = 0
@@ -254,11 +256,16 @@ class MetadataRuntime:
             try:
                 response = await self._ask_leader(command, deadline - loop.time())
             except KafkaError as error:
-                if is_unknown and tells_of_own_deletion(command, error):
-                    await self._wait_for_deletion(command, deadline)
-                    succeed(reply, None)
+                if is_unknown and may_tell_of_own_success(command, error):
+                    if isinstance(command, DeleteTopic):
+                        await self._show_deletion(command, deadline)
+                        succeed(reply, None)
+                    else:
+                        fail(reply, KafkaError(ErrorCode.REQUEST_TIMED_OUT, error.message))
                     return
-                if error.code is not ErrorCode.NOT_CONTROLLER:
+                if error.code in UNKNOWN_OUTCOME:
+                    is_unknown = True
+                elif error.code is not ErrorCode.NOT_CONTROLLER:
                     fail(reply, error)
                     return
             except (ConnectionError, TimeoutError):
@@ -270,24 +277,11 @@ class MetadataRuntime:
                 code = ErrorCode.REQUEST_TIMED_OUT if is_unknown else ErrorCode.NOT_CONTROLLER
                 fail(reply, KafkaError(code, "No controller has answered."))
                 return
-            await self._until_led(pause_s)
+            await self._leader_watch.pause(pause_s)
             pause_s = min(2 * pause_s, FORWARD_PAUSE_MAX_S)
 
-    async def _until_led(self, pause_s: float) -> None:
-        """Pause, but not once somebody else leads: then there is somebody to ask."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._unled.add(waiter)
-        try:
-            async with asyncio.timeout(pause_s):
-                await waiter
-        except TimeoutError:
-            pass
-        finally:
-            self._unled.discard(waiter)
-
-    async def _wait_for_deletion(self, command: Command, deadline: float) -> None:
+    async def _show_deletion(self, command: DeleteTopic, deadline: float) -> None:
         """An earlier try has deleted the topic; it is told once this node shows that."""
-        assert isinstance(command, DeleteTopic)
         topic_id = id_bytes(command.topic_id)
         loop = asyncio.get_running_loop()
         while self.image.topic_by_id(topic_id) and loop.time() < deadline:  # noqa: ASYNC110
@@ -295,14 +289,13 @@ class MetadataRuntime:
 
     async def _ask_leader(self, command: Command, timeout_s: float) -> Any:
         if self.can_propose:
-            reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            self._decide(command, reply)
-            return await reply
+            return await self.submit(command)
         leader_id = self.consensus.node.leader_id
         if leader_id is None or leader_id == self.node_id:
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
         asked = self.term.to_bytes(8, "big") + encode_command(command)
-        body = await self.call(leader_id, SUBMIT, asked, timeout_s)
+        async with self._leader_watch.while_leading(self.term, leader_id):
+            body = await self.call(leader_id, SUBMIT, asked, timeout_s)
         index = int.from_bytes(body[:8], "big")
         async with asyncio.timeout(max(timeout_s, 0)):
             await self.applied(index)
@@ -312,9 +305,11 @@ class MetadataRuntime:
         """Another node's client asks: decide here, or say that somebody else leads.
 
         A request that comes late, after its node has asked the leader of another term, must not be
-        decided any more: the client may have been told that it was refused.
+        decided any more: the client may have been told that it was refused. Nor is anything decided
+        without room to log it: another will lead soon.
         """
-        if not self.can_propose or int.from_bytes(body[:8], "big") != self.term:
+        is_late = int.from_bytes(body[:8], "big") != self.term
+        if is_late or not self.can_propose or not self.consensus.retry():
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
         command = decode_command(body[8:])
         response = await self.submit(command)
@@ -414,17 +409,18 @@ class MetadataRuntime:
             self._in_flight.refuse(
                 KafkaError(ErrorCode.REQUEST_TIMED_OUT, "The controller has changed.")
             )
+            self._in_flight.clear()
         elif is_leading and not self._is_leading:
             # Its log ends with the entry that begins its term. What lies before that may be
             # committed yet, and a decision that has not seen it could contradict it.
             self._inherited_index = self.last_index - 1
         self._is_leading = is_leading
-        for waiter in self._unled if self.consensus.node.leader_id is not None else ():
-            if not waiter.done():
-                waiter.set_result(None)
+        leader_id = self.consensus.node.leader_id
+        if leader_id is not None:
+            self._leader_watch.leads(self.term, leader_id)
 
     def _on_full(self, error: BaseException) -> None:
-        """There is no room for what was decided: it is logged when there is, or never."""
+        """There is no room here for what was decided: others may commit it, or this node later."""
         logger.error("no room for the metadata log", extra={"error": str(error)})
         self._in_flight.refuse(storage_error(error))
 

@@ -29,7 +29,7 @@ HEARTBEAT: Final = "heartbeat"
 UNLED: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
 NOT_NOW: Final = (
     ErrorCode.BROKER_ID_NOT_REGISTERED,  # It was removed, and will be told.
-    ErrorCode.KAFKA_STORAGE_ERROR,  # Who leads has a full disk, and will hand over.
+    ErrorCode.KAFKA_STORAGE_ERROR,  # Its own disk was full while it led, and has room again.
 )
 
 
@@ -78,7 +78,7 @@ class Supervision:
         return self._epoch if own is None else own.epoch
 
     def _is_of_own_disk(self, error: KafkaError) -> bool:
-        """Whether it is this node's own disk that refuses, and not the leader's."""
+        """Whether this node's own disk refuses, and will again."""
         metadata = self._metadata
         is_broken = metadata.failure is not None or metadata.consensus.full is not None
         return error.code is ErrorCode.KAFKA_STORAGE_ERROR and is_broken

@@ -3,13 +3,26 @@
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from chronik.config import limits
-from chronik.metadata.commands import CreateTopic, RegisterBroker
-from chronik.metadata.image import id_text
+from chronik.metadata import consensus
+from chronik.metadata.commands import (
+    AllocateProducerIds,
+    AlterConfig,
+    Command,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    InSyncChange,
+    RegisterBroker,
+    RemoveBroker,
+    UpdateISR,
+)
+from chronik.metadata.image import TOPIC, id_text
 from chronik.metadata.journal import Journal, begin_votes
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.protocol.errors import ErrorCode, KafkaError
@@ -273,6 +286,7 @@ class FullDisk(MemoryDisk):
     """A disk that has no room while it is full."""
 
     is_full = False
+    refusals = 0
 
     def append(self, path: str, buffers: Sequence[Any]) -> None:
         self._check_room()
@@ -284,6 +298,7 @@ class FullDisk(MemoryDisk):
 
     def _check_room(self) -> None:
         if self.is_full:
+            self.refusals += 1
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -307,5 +322,228 @@ def test_a_full_disk_stops_nobody_else(whose: str) -> None:
         await group.nodes[full].submit(topic(2))
         await group.agree()
         assert {"t1", "t2"} <= set(group.nodes[full].image.topics)
+
+    play(work)
+
+
+def test_what_comes_committed_with_what_does_not_fit_is_applied() -> None:
+    async def work(group: Group) -> None:
+        leader = await group.leader()
+        await leader.submit(registration(1))
+        await group.agree()
+        full = next(iter(EVERYBODY - {leader.node_id}))
+        group.away.add(full)
+        for number in range(3):
+            await leader.submit(topic(number))
+        group.disks[full].is_full = True
+        saved_index = group.journals[full].last_index
+        told: list[str] = []
+        group.nodes[full].subscribe(lambda old, new, records: told.extend(new.topics))
+        group.away.clear()  # One message brings the entries, and that they are committed.
+        await leader.submit(topic(3))
+        await group.agree()
+        assert "t0" in told
+        # None of it is on its own disk, and nobody was told that it is.
+        assert group.journals[full].last_index == saved_index
+        assert group.nodes[full].consensus.node.log.saved_index == saved_index
+        assert leader.consensus.node.progress[full].match_index == saved_index
+        assert group.journals[full].state.commit_index <= saved_index
+        group.disks[full].is_full = False
+        while leader.consensus.node.progress[full].match_index < leader.last_index:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    play(work)
+
+
+def test_a_vote_that_does_not_fit_is_not_given() -> None:
+    async def work(group: Group) -> None:
+        old = await group.leader()
+        others = EVERYBODY - {old.node_id}
+        for node_id in others:
+            group.disks[node_id].is_full = True
+        group.away.add(old.node_id)
+        await asyncio.sleep(1.0)  # Time for an election, and another.
+        assert not any(group.nodes[each].is_leading for each in others)
+        assert all(group.journals[each].state.term == old.term for each in others)
+        for node_id in others:
+            group.disks[node_id].is_full = False
+        await group.leader()
+
+    play(work)
+
+
+def test_what_a_full_leader_refused_and_others_commit_is_applied_once() -> None:
+    async def work(group: Group) -> None:
+        leader = await group.leader()
+        await leader.submit(registration(1))
+        await leader.submit(topic(1))
+        seen: list[int] = []
+        leader.subscribe(lambda old, new, records: seen.append(len(new.topics)))
+        group.disks[leader.node_id].is_full = True
+        deletion = DeleteTopic(topic_id=topic(1).topic_id)
+        with pytest.raises(KafkaError, match="No space left"):
+            await leader.submit(deletion)
+        await group.agree()
+        while leader.image.topics:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert seen == [0]
+        assert leader._pending == leader.image
+        assert leader._in_flight.bytes_uncommitted == len(leader._in_flight) == 0
+        group.disks[leader.node_id].is_full = False
+        assert (await leader.submit(topic(1))).name == "t1"
+
+    play(work)
+
+
+def test_one_timer_tries_a_full_disk_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consensus, "RETRY_S", 0.05)
+
+    async def work(group: Group) -> None:
+        leader = await group.leader()
+        await leader.submit(registration(1))
+        disk = group.disks[leader.node_id]
+        disk.is_full = True
+        for number in range(20):
+            with pytest.raises(KafkaError, match="No space left"):
+                await leader.submit(topic(number))
+        before = disk.refusals
+        await asyncio.sleep(0.5)
+        assert 3 <= disk.refusals - before <= 11
+        disk.is_full = False
+
+    play(work)
+
+
+def test_a_forwarded_command_waits_until_somebody_with_room_leads() -> None:
+    async def work(group: Group) -> None:
+        old = await group.leader()
+        await old.submit(registration(1))
+        follower, other = (node for node in group.nodes.values() if node is not old)
+        group.disks[old.node_id].is_full = True
+        # The first is appended before the leader knows that its disk is full; the second is not.
+        first = follower.submit(topic(0))
+        while old.consensus.full is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        last_index = old.last_index
+        second = follower.submit(topic(1))
+        await asyncio.sleep(0.1)
+        assert old.last_index == last_index
+        old.consensus.transfer(other.node_id)  # As the broker does.
+        assert [each.name for each in await asyncio.gather(first, second)] == ["t0", "t1"]
+        group.disks[old.node_id].is_full = False
+
+    play(work)
+
+
+def stop_when_called(
+    group: Group, asker: MetadataRuntime, *, is_done: bool
+) -> "asyncio.Future[None]":
+    """The first node that is asked stops at once, or when it has done what it was asked for."""
+    stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def call(node_id: int, method: str, body: bytes, timeout_s: float) -> bytes:
+        if stopped.done():
+            return await group.call(node_id, method, body, timeout_s)
+        if is_done:
+            await group.nodes[node_id].on_submit(body)
+        group.away.add(node_id)
+        stopped.set_result(None)
+        await asyncio.sleep(timeout_s)
+        raise ConnectionError
+
+    asker.call = call
+    return stopped
+
+
+def test_what_a_stopped_leader_was_asked_is_asked_of_the_next_one() -> None:
+    async def work(group: Group) -> None:
+        old = await group.leader()
+        follower = next(node for node in group.nodes.values() if node is not old)
+        await follower.submit(registration(1))
+        stop_when_called(group, follower, is_done=False)
+        async with asyncio.timeout(5):
+            assert (await follower.submit(topic(1))).name == "t1"
+        assert follower.term > old.term
+        group.away.clear()
+        await group.agree()
+
+    play(work)
+
+
+def test_a_leader_that_is_slow_and_leads_on_is_not_asked_again() -> None:
+    async def work(group: Group) -> None:
+        leader = await group.leader()
+        follower = next(node for node in group.nodes.values() if node is not leader)
+        await follower.submit(registration(1))
+        asked: list[int] = []
+
+        async def call(node_id: int, method: str, body: bytes, timeout_s: float) -> bytes:
+            asked.append(node_id)
+            await asyncio.sleep(1)
+            # Its heartbeats come late, too, but it is not deposed.
+            follower.consensus.node.leader_id = None
+            follower._on_role()
+            follower.consensus.node.leader_id = leader.node_id
+            follower._on_role()
+            return await group.call(node_id, method, body, timeout_s)
+
+        follower.call = call
+        await follower.submit(topic(1))
+        assert asked == [leader.node_id]
+
+    play(work)
+
+
+SHRINK = InSyncChange(
+    topic_id=topic(1).topic_id, partition=0, isr=(1,), leader_epoch=0, partition_epoch=0
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome"),
+    [
+        (topic(2), "t2"),
+        (registration(3), None),
+        (AllocateProducerIds(node_id=1, broker_epoch=0), None),
+        (AlterConfig(resource=TOPIC, resource_name="t1", changes={"retention.ms": "5"}), None),
+        (DeleteTopic(topic_id=topic(1).topic_id), None),
+        (CreatePartitions(name="t1", count=2), ErrorCode.REQUEST_TIMED_OUT),
+        (RemoveBroker(node_id=2, accepts_loss=True), ErrorCode.REQUEST_TIMED_OUT),
+        # The asker sees by then that it is so: it was told of no change that is under way.
+        (UpdateISR(node_id=1, broker_epoch=0, changes=(SHRINK,)), "done before"),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_what_a_stopped_leader_has_done_is_not_refused(command: Command, outcome: Any) -> None:
+    async def work(group: Group) -> None:
+        old = await group.leader()
+        follower = next(node for node in group.nodes.values() if node is not old)
+        epoch = await follower.submit(registration(1))
+        await follower.submit(registration(2))
+        created = replace(topic(1), partition_count=-1, assignments={0: [1, 2]})
+        await follower.submit(created)
+        stop_when_called(group, follower, is_done=True)
+        asked = (
+            replace(command, broker_epoch=epoch) if hasattr(command, "broker_epoch") else command
+        )
+        async with asyncio.timeout(5):
+            if isinstance(outcome, ErrorCode):
+                with pytest.raises(KafkaError) as unknown:
+                    await follower.submit(asked)
+                assert unknown.value.code is outcome
+                return
+            response = await follower.submit(asked)
+        match asked:
+            case CreateTopic():
+                assert response.name == outcome
+            case RegisterBroker():
+                assert response == follower.image.brokers[3].epoch
+            case AllocateProducerIds():
+                assert response.stop == follower.image.next_producer_id
+            case UpdateISR():
+                assert response == (ErrorCode.INVALID_UPDATE_VERSION,)
+                assert follower.image.topics["t1"].partitions[0].isr == (1,)
+            case _:
+                assert response is None
 
     play(work)

@@ -56,7 +56,7 @@ def supervising(metadata: Any) -> Supervision:
         ErrorCode.NOT_CONTROLLER,
         ErrorCode.REQUEST_TIMED_OUT,
         ErrorCode.BROKER_ID_NOT_REGISTERED,
-        ErrorCode.KAFKA_STORAGE_ERROR,  # of the leader's disk
+        ErrorCode.KAFKA_STORAGE_ERROR,  # of a disk that has room again
     ],
 )
 def test_a_node_registers_as_soon_as_the_leader_can(code: ErrorCode) -> None:
