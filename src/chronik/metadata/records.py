@@ -186,6 +186,13 @@ def encode_records(records: Iterable[Record]) -> bytes:
     return msgspec.json.encode([_document(record) for record in records])
 
 
+def encode_readable(records: Iterable[Record]) -> bytes:
+    """Records for the log: what no node could read must not get there, so UndecodableRecord."""
+    data = encode_records(records)
+    decode_records(data)
+    return data
+
+
 def decode_records(data: bytes) -> list[Record]:
     """The records of one entry, or UndecodableRecord."""
     try:

@@ -49,8 +49,9 @@ from chronik.metadata.membership import check_member
 from chronik.metadata.records import (
     Record,
     TopicRemovedRecord,
+    UndecodableRecord,
     change_count,
-    encode_records,
+    encode_readable,
 )
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.raft.messages import Message
@@ -345,7 +346,11 @@ class MetadataRuntime:
         if not decision.records:
             self._answer_in_turn(Outcome(last_index, (), decision.response, reply))
             return
-        data = encode_records(decision.records)
+        try:
+            data = encode_readable(decision.records)
+        except UndecodableRecord as error:
+            fail(reply, KafkaError(ErrorCode.INVALID_REQUEST, f"No node could read this: {error}"))
+            return
         uncommitted = self._in_flight.bytes_uncommitted
         if uncommitted and uncommitted + len(data) > limits.UNCOMMITTED_BYTES_MAX:
             # Certainly not appended, and worth another try: the disk or the followers are slow.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,25 @@ def test_a_garbled_vote_is_refused() -> None:
         disk.write(f"{DIRECTORY}/vote.json", b"{")
         with pytest.raises(UnusableMetadata, match=r"vote\.json cannot be read"):
             runtime(disk)
+
+    on_disk(work)
+
+
+def test_what_could_not_be_read_again_is_not_logged() -> None:
+    async def work(disk: MemoryDisk) -> None:
+        metadata = runtime(disk)
+        last_index = metadata.last_index
+        numeric: Any = 1
+        command = RegisterBroker(
+            node_id=1, incarnation_id="i", directory_id="d", host="h", port=1, rack=numeric
+        )
+        with pytest.raises(KafkaError, match="No node could read this") as error:
+            await metadata.submit(command)
+        assert error.value.code is ErrorCode.INVALID_REQUEST
+        assert metadata.last_index == last_index
+        await register(metadata)
+        metadata.close()
+        assert runtime(disk).image.online_ids == {1}
 
     on_disk(work)
 
