@@ -16,7 +16,7 @@ from sim.world.disk import SimulatedDisk
 from sim.world.operator import Operator
 from sim.world.watch import WatchedNode
 
-from chronik.metadata.journal import Journal
+from chronik.metadata.journal import Journal, begin_votes
 from chronik.raft.types import HardState
 
 LONG_LEASE_MS = 2_000
@@ -79,6 +79,7 @@ def lets_a_wiped_voter_in() -> Iterator[None]:
         disk.make_directory("/data")
         disk.sync_directory("/")
         disk.write_durably(IDENTITY, name)
+        begin_votes(disk, "/data/__chronik_metadata")  # Without that it is refused.
 
     with (
         patch.object(Cluster, "wipe", wipe_all_but_the_name),
