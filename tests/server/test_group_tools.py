@@ -101,6 +101,32 @@ def test_wait_assigned_counts_members(broker: Broker) -> None:
             broker.wait_assigned("g", members=2)
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_wait_lag_zero_counts_partitions_without_an_offset(broker: Broker, protocol: str) -> None:
+    write(broker, "t", 40)
+    chronik(broker, "groups", "reset-offsets", "g", "--topic", "t:0", "--to-latest")
+    with pytest.raises(TimeoutError, match="has not read everything"):
+        broker.wait_lag_zero("g", timeout_s=0.3)
+    others = [record for record in broker.topic("t").records if record.partition]
+    with reading(broker, "g", "t", **{"group.protocol": protocol}) as read:
+        broker.wait_lag_zero("g")
+        assert len(read) == len(others) < 40
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_wait_lag_zero_leaves_out_topics_that_are_read_no_more(
+    broker: Broker, protocol: str
+) -> None:
+    write(broker, "old", 10)
+    chronik(broker, "groups", "reset-offsets", "g", "--topic", "old", "--to-earliest")
+    write(broker, "t", 10)
+    with reading(broker, "g", "t", **{"group.protocol": protocol}) as read:
+        broker.wait_lag_zero("g")
+        assert len(read) == 10
+        described = json.loads(chronik(broker, "groups", "describe", "g", "--json"))
+        assert {each["topic"] for each in described["offsets"]} == {"old", "t"}
+
+
 def test_wait_lag_zero_gives_up(broker: Broker) -> None:
     with pytest.raises(TimeoutError, match="group nobody has not read everything"):
         broker.wait_lag_zero("nobody", timeout_s=0.2)
