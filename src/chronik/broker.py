@@ -30,11 +30,7 @@ from chronik.coordinator.shard import M, RecordFormat
 from chronik.coordinator.transactions.marker_writer import Marker, MarkerWriter
 from chronik.coordinator.transactions.records import TransactionRecordFormat
 from chronik.coordinator.transactions.sealing import Sealing
-from chronik.coordinator.transactions.shard import (
-    TransactionConfig,
-    TransactionShard,
-    WriteMarkers,
-)
+from chronik.coordinator.transactions.shard import TransactionShard, WriteMarkers
 from chronik.dashboard.status import Status
 from chronik.metadata.commands import RegisterBroker
 from chronik.metadata.image import Image, id_text
@@ -344,12 +340,8 @@ class Broker:
             lambda: GroupShard(GroupConfig(config), lambda: str(uuid.uuid4())),
             GroupRecordFormat(),
         )
-        limits = TransactionConfig(
-            timeout_ms_max=lambda: config().integer("transaction.max.timeout.ms"),
-            id_expiration_ms=lambda: config().integer("transactional.id.expiration.ms"),
-        )
         self.transactions = self._coordinator(
-            TRANSACTION_STATE, lambda: TransactionShard(limits), TransactionRecordFormat()
+            TRANSACTION_STATE, lambda: TransactionShard(config), TransactionRecordFormat()
         )
         self.marker_writer = MarkerWriter(
             metadata=self.metadata,

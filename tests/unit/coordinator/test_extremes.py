@@ -8,6 +8,7 @@ import pytest
 from consumer_world import GROUP, ClassicConsumer, Member
 from consumer_world import World as ConsumerWorld
 from group_world import Client, World, stable_group, subscription
+from transaction_world import Driver
 
 from chronik.coordinator.effects import Caller, ProducerStamp
 from chronik.coordinator.transactions.records import TransactionRecordFormat
@@ -19,7 +20,6 @@ from chronik.protocol.messages.offset_commits import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from transaction_world import Driver
 
 # Of one byte a character, and of as many as there can be.
 LONGEST = ["x" * STRING_BYTES_MAX, "\U0001f600" * (STRING_BYTES_MAX // 4)]
