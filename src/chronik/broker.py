@@ -33,7 +33,7 @@ from chronik.coordinator.transactions.sealing import Sealing
 from chronik.coordinator.transactions.shard import TransactionShard, WriteMarkers
 from chronik.dashboard.status import Status
 from chronik.metadata.commands import RegisterBroker
-from chronik.metadata.image import Image, id_text
+from chronik.metadata.image import GROUP, Image, id_text
 from chronik.metadata.journal import METADATA_DIRECTORY, Journal, UnusableMetadata
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.metrics import Metrics
@@ -334,14 +334,18 @@ class Broker:
         return self.metadata.image.brokers[self.node_id].epoch
 
     def _start_coordinators(self) -> None:
-        config = self.broker_config
+        config = GroupConfig(
+            self.broker_config, lambda group_id: self.metadata.image.config(GROUP, group_id)
+        )
         self.groups = self._coordinator(
             CONSUMER_OFFSETS,
-            lambda: GroupShard(GroupConfig(config), lambda: str(uuid.uuid4())),
+            lambda: GroupShard(config, lambda: str(uuid.uuid4())),
             GroupRecordFormat(),
         )
         self.transactions = self._coordinator(
-            TRANSACTION_STATE, lambda: TransactionShard(config), TransactionRecordFormat()
+            TRANSACTION_STATE,
+            lambda: TransactionShard(self.broker_config),
+            TransactionRecordFormat(),
         )
         self.marker_writer = MarkerWriter(
             metadata=self.metadata,

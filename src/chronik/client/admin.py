@@ -84,6 +84,7 @@ class Resource(IntEnum):
 
     TOPIC = 2
     BROKER = 4
+    GROUP = 32
 
 
 class ConfigSource(IntEnum):
@@ -95,6 +96,7 @@ class ConfigSource(IntEnum):
     DYNAMIC_DEFAULT_BROKER_CONFIG = 3
     STATIC_BROKER_CONFIG = 4
     DEFAULT_CONFIG = 5
+    DYNAMIC_GROUP_CONFIG = 8
 
 
 _SET: Final = 0
@@ -228,7 +230,7 @@ class Admin:
     async def describe_configs(
         self, resource: Resource, name: str
     ) -> Sequence[DescribeConfigsResourceResult]:
-        """All settings of a topic or a broker."""
+        """All settings of a topic, a broker or a group."""
         wanted = DescribeConfigsResource(
             resource_type=resource, resource_name=name, configuration_keys=None
         )
@@ -251,7 +253,7 @@ class Admin:
         sets: Mapping[str, str] | None = None,
         deletes: Iterable[str] = (),
     ) -> None:
-        """Set and delete single settings of a topic or a broker."""
+        """Set and delete single settings of a topic, a broker or a group."""
         operations = [
             IncrementalAlterableConfig(name=key, config_operation=_SET, value=value)
             for key, value in (sets or {}).items()
