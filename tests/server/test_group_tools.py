@@ -18,6 +18,8 @@ from chronik.client.group_consumer import GroupConsumer
 from chronik.client.link import parse_bootstrap
 from chronik.testing import Broker
 
+HUGE = "100000000000000000000"  # fits into no field of any request
+
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
@@ -338,6 +340,61 @@ def test_group_errors_are_one_line(broker: Broker) -> None:
     shift = ("groups", "reset-offsets", "g", "--shift-by", "1", "--topic", "t:0")
     assert "has no offset of t-0 to shift" in refusal(broker, *shift)
     assert "there is no topic no" in refusal(broker, "consume", "no", "--group", "g")
+
+
+def test_what_no_request_can_hold_is_one_line(broker: Broker) -> None:
+    write(broker, "t", 1)
+    bytes_ = "\udcff"  # as Python gives an argument that is no UTF-8
+    chronik(broker, "produce", "t", "--key", bytes_, "--value", bytes_, "--header", f"h={bytes_}")
+    record = broker.topic("t").records[-1]
+    assert (record.key, record.value, record.headers) == (b"\xff", b"\xff", (("h", b"\xff"),))
+    assert "surrogates not allowed" in refusal(broker, "topics", "describe", bytes_)
+    assert "surrogates not allowed" in refusal(broker, "groups", "describe", bytes_)
+    beyond = str(2**63 - 1)
+    assert "OFFSET_OUT_OF_RANGE" in refusal(broker, "consume", "t", "--offset", beyond)
+    abort = ("transactions", "abort", "--topic", "t", "--partition", HUGE, "--start-offset", HUGE)
+    assert "t has no partition" in refusal(broker, *abort)
+    assert "t has no partition" in refusal(broker, "produce", "t", "--value", "x", *abort[4:6])
+
+
+def test_offsets_that_no_request_can_hold_are_taken_to_the_nearest_end(broker: Broker) -> None:
+    chronik(broker, "topics", "create", "one", "--partitions", "1")
+    write(broker, "one", 3)
+    reset = ("groups", "reset-offsets", "g", "--topic", "one", "--json")
+    (found,) = json.loads(chronik(broker, *reset, "--to-offset", HUGE))
+    assert found["offset"] == 3
+    (found,) = json.loads(chronik(broker, *reset, "--shift-by", f"-{HUGE}"))
+    assert found["offset"] == 0
+
+
+def test_groups_are_deleted_as_far_as_they_can_be(broker: Broker) -> None:
+    write(broker, "t", 1)
+    for name in ("a", "c", "d"):
+        chronik(broker, "groups", "reset-offsets", name, "--topic", "t", "--to-earliest")
+    delete = ("groups", "delete", "--bootstrap", broker.bootstrap)
+    result = CliRunner().invoke(app, [*delete, "a", "b", "c", "a"])
+    assert result.exit_code == 1
+    assert result.stdout == "deleted a\ndeleted c\n"
+    assert result.stderr == "chronik: group b (GROUP_ID_NOT_FOUND)\n"
+    result = CliRunner().invoke(app, [*delete, "b", "d", "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == {"deleted": ["d"], "failed": {"b": "GROUP_ID_NOT_FOUND"}}
+
+
+def test_topics_are_deleted_as_far_as_they_can_be(broker: Broker) -> None:
+    for name in ("a", "c", "d"):
+        chronik(broker, "topics", "create", name)
+    delete = ("topics", "delete", "--bootstrap", broker.bootstrap)
+    result = CliRunner().invoke(app, [*delete, "a", "b", "c", "e"])
+    assert result.exit_code == 1
+    assert result.stdout == "deleted a\ndeleted c\n"
+    unknown = "(UNKNOWN_TOPIC_OR_PARTITION)"
+    assert result.stderr.splitlines() == [
+        f"chronik: there is no topic b {unknown}",
+        f"chronik: there is no topic e {unknown}",
+    ]
+    result = CliRunner().invoke(app, [*delete, "b", "d", "--json"])
+    assert json.loads(result.stdout) == {"deleted": ["d"], "missing": ["b"], "failed": {}}
 
 
 def test_delete_group(broker: Broker) -> None:

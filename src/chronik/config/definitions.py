@@ -10,6 +10,7 @@ from enum import Enum, IntEnum
 from re import fullmatch
 from typing import Final
 
+SHORT_MAX: Final = 2**15 - 1
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 
