@@ -13,9 +13,11 @@ from confluent_kafka import Consumer, Producer
 from typer.testing import CliRunner
 
 from chronik.cli.commands import app
+from chronik.client.admin import Admin, Resource
 from chronik.client.cluster import Cluster
 from chronik.client.group_consumer import GroupConsumer
 from chronik.client.link import parse_bootstrap
+from chronik.protocol.messages.quorum import MAINTENANCE_ON
 from chronik.testing import Broker
 
 HUGE = "100000000000000000000"  # fits into no field of any request
@@ -173,6 +175,28 @@ def test_reset_forgets_everything_and_the_broker_goes_on(broker: Broker) -> None
     with reading(broker, "g", "t") as read:
         broker.wait_lag_zero("g")
         assert sorted(map(int, read)) == list(range(5))
+
+
+def test_reset_forgets_what_was_set_at_run_time(broker: Broker) -> None:
+    assert broker.node is not None
+    metadata = broker.node.metadata
+    before = metadata.image.brokers
+
+    async def change(cluster: Cluster) -> None:
+        admin = Admin(cluster)
+        for name in ("", "1"):
+            await admin.alter_configs(Resource.BROKER, name, sets={"log.retention.ms": "1000"})
+        session = {"consumer.session.timeout.ms": "50000"}
+        await admin.alter_configs(Resource.GROUP, "g", sets=session)
+        await admin.change_cluster(MAINTENANCE_ON, 1)
+
+    chronik(broker, "topics", "create", "t", "--config", "retention.ms=5")
+    run(broker, change)
+    assert len(metadata.image.configs) == 4
+    broker.reset()
+    assert not metadata.image.configs
+    assert metadata.image.brokers == before
+    chronik(broker, "topics", "create", "t")  # Which takes a broker that does not rest.
 
 
 # Our own group consumer.
