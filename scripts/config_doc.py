@@ -10,6 +10,7 @@ from typing import get_type_hints
 from chronik.cli.start import start
 from chronik.config.broker_settings import BROKER_SETTINGS
 from chronik.config.definitions import Definition, Update, render
+from chronik.config.group_settings import GROUP_SETTINGS
 from chronik.config.settings import NODE_SETTINGS, Settings, variable_of
 from chronik.config.topic_settings import TOPIC_SETTINGS
 
@@ -58,6 +59,15 @@ counts, then the default. One that is not in this table is refused with INVALID_
 
 """
 
+GROUP_HEAD = """
+## Of a group
+
+Of one consumer group (KIP-848), which need not be there yet: what is set for it waits for it, and
+outlives it. Changed at any time by AlterConfigs and IncrementalAlterConfigs of the resource type
+GROUP (`kafka-configs --entity-type groups`), and followed from each member's next heartbeat on.
+
+"""
+
 TOPIC_COLUMNS = ("name", "type", "default", "allowed", "falls back to", "what it is")
 
 CHANGES = {
@@ -77,6 +87,8 @@ def render_page() -> str:
             table(BROKER_COLUMNS, map(broker_row, BROKER_SETTINGS.values())),
             TOPIC_HEAD,
             table(TOPIC_COLUMNS, map(topic_row, TOPIC_SETTINGS.values())),
+            GROUP_HEAD,
+            table(TOPIC_COLUMNS, map(topic_row, GROUP_SETTINGS.values())),
         )
     )
 

@@ -42,7 +42,9 @@ class World:
 
     def __init__(self, **settings):
         names = {name.replace("_", "."): str(value) for name, value in settings.items()}
-        self._config = GroupConfig(lambda: BrokerConfig(static=names, cluster={}, broker={}))
+        config = BrokerConfig(static=names, cluster={}, broker={})
+        self.group_settings = {}  # by group id
+        self._config = GroupConfig(lambda: config, lambda each: self.group_settings.get(each, {}))
         self.now_ms = 1_000_000
         self.log = []
         self.replies = {}

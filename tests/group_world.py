@@ -57,7 +57,8 @@ class World:
     def __init__(self, **settings):
         self.settings = {name.replace("_", "."): str(value) for name, value in settings.items()}
         config = BrokerConfig(static=self.settings, cluster={}, broker={})
-        self._config = GroupConfig(lambda: config)
+        self.group_settings = {}  # by group id
+        self._config = GroupConfig(lambda: config, lambda each: self.group_settings.get(each, {}))
         self.now_ms = 1_000_000
         self.log = []  # (key, value, producer) or a marker (producer, committed)
         self.answers = {}

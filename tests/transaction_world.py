@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+from chronik.config.effective import BrokerConfig
 from chronik.coordinator.effects import Effects, ProducerStamp
 from chronik.coordinator.transactions.shard import (
     Partitions,
     ProducerIdNeeded,
     SealNeeded,
-    TransactionConfig,
     TransactionShard,
     WriteMarkers,
 )
@@ -21,8 +21,10 @@ HOUR_MS = 3_600_000
 TIMEOUT_MS = 60_000
 
 
-def new_shard() -> TransactionShard:
-    return TransactionShard(TransactionConfig(lambda: 900_000, lambda: 7 * 24 * HOUR_MS))
+def new_shard(**settings: int) -> TransactionShard:
+    static = {name.replace("_", "."): str(value) for name, value in settings.items()}
+    config = BrokerConfig(static=static, cluster={}, broker={})
+    return TransactionShard(lambda: config)
 
 
 class Driver:

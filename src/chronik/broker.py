@@ -30,14 +30,10 @@ from chronik.coordinator.shard import M, RecordFormat
 from chronik.coordinator.transactions.marker_writer import Marker, MarkerWriter
 from chronik.coordinator.transactions.records import TransactionRecordFormat
 from chronik.coordinator.transactions.sealing import Sealing
-from chronik.coordinator.transactions.shard import (
-    TransactionConfig,
-    TransactionShard,
-    WriteMarkers,
-)
+from chronik.coordinator.transactions.shard import TransactionShard, WriteMarkers
 from chronik.dashboard.status import Status
 from chronik.metadata.commands import RegisterBroker
-from chronik.metadata.image import Image, id_text
+from chronik.metadata.image import GROUP, Image, id_text
 from chronik.metadata.journal import METADATA_DIRECTORY, Journal, UnusableMetadata, begin_votes
 from chronik.metadata.runtime import MetadataRuntime
 from chronik.metrics import Metrics
@@ -336,18 +332,18 @@ class Broker:
         self.metadata.subscribe(self.replicas.on_image)
 
     def _start_coordinators(self) -> None:
-        config = self.broker_config
+        config = GroupConfig(
+            self.broker_config, lambda group_id: self.metadata.image.config(GROUP, group_id)
+        )
         self.groups = self._coordinator(
             CONSUMER_OFFSETS,
-            lambda: GroupShard(GroupConfig(config), lambda: str(uuid.uuid4())),
+            lambda: GroupShard(config, lambda: str(uuid.uuid4())),
             GroupRecordFormat(),
         )
-        limits = TransactionConfig(
-            timeout_ms_max=lambda: config().integer("transaction.max.timeout.ms"),
-            id_expiration_ms=lambda: config().integer("transactional.id.expiration.ms"),
-        )
         self.transactions = self._coordinator(
-            TRANSACTION_STATE, lambda: TransactionShard(limits), TransactionRecordFormat()
+            TRANSACTION_STATE,
+            lambda: TransactionShard(self.broker_config),
+            TransactionRecordFormat(),
         )
         self.marker_writer = MarkerWriter(
             metadata=self.metadata,

@@ -120,6 +120,19 @@ def test_broker_configs(tools):
     assert "num.partitions=1 " in everything
 
 
+def test_group_configs(tools, topic):
+    entity = ("--entity-type", "groups", "--entity-name", topic)  # A group that is not there.
+    setting = "consumer.session.timeout.ms"
+    tools.ask("kafka-configs", "--alter", *entity, "--add-config", f"{setting}=50000")
+    described = tools.ask("kafka-configs", "--describe", *entity)
+    assert f"DYNAMIC_GROUP_CONFIG:{setting}=50000" in described
+    assert described in tools.ask("kafka-configs", "--describe", "--entity-type", "groups")
+    refused = tools.refusal("kafka-configs", "--alter", *entity, "--add-config", f"{setting}=9")
+    assert "group.consumer.min.session.timeout.ms" in refused
+    tools.ask("kafka-configs", "--alter", *entity, "--delete-config", setting)
+    assert setting not in tools.ask("kafka-configs", "--describe", *entity)
+
+
 def test_console_producer_and_consumer(tools, topic):
     properties = ("--reader-property", "parse.key=true", "--reader-property", "key.separator=:")
     tools.ask("kafka-console-producer", "--topic", topic, *properties, given="a:1\nb:2\na:3\n")

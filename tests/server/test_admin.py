@@ -19,6 +19,7 @@ from chronik.protocol.messages.configs import (
     IncrementalAlterableConfig,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResource,
+    ListConfigResourcesRequest,
 )
 from chronik.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from chronik.protocol.messages.producer_ids import InitProducerIdRequest
@@ -37,7 +38,8 @@ from chronik.protocol.messages.topics import (
 )
 from chronik.testing import Broker
 
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, GROUP = 2, 4, 32
+SESSION_TIMEOUT = "consumer.session.timeout.ms"
 
 
 def creatable(name: str, **fields: Any) -> CreatableTopic:
@@ -424,6 +426,45 @@ def test_broker_settings_for_one_and_for_all(wire: Any, say: Any) -> None:
     assert refused.error_code == ErrorCode.INVALID_REQUEST
 
 
+def test_group_settings_need_no_group_and_stay(tmp_path: Path, connect: Any) -> None:
+    with Broker(data_dir=str(tmp_path)) as broker:
+        wire = connect(broker)
+        assert described(wire, GROUP, "g")[SESSION_TIMEOUT].config_source == 5
+        for name, value in (("g", "50000"), ("h", "51000")):
+            assert altered(wire, GROUP, name, (SESSION_TIMEOUT, 0, value)).error_code == 0
+        assert altered(wire, GROUP, "h", (SESSION_TIMEOUT, 1, None)).error_code == 0
+    with Broker(data_dir=str(tmp_path)) as broker:
+        wire = connect(broker)
+        found = described(wire, GROUP, "g")
+        assert set(found) == {SESSION_TIMEOUT, "consumer.heartbeat.interval.ms"}
+        session = found[SESSION_TIMEOUT]
+        assert (session.value, session.config_source, session.read_only) == ("50000", 8, False)
+        assert [each.name for each in session.synonyms] == [
+            SESSION_TIMEOUT,
+            "group.consumer.session.timeout.ms",
+        ]
+        assert described(wire, GROUP, "h")[SESSION_TIMEOUT].value == "45000"
+
+
+def test_config_resources_are_listed(wire: Any, say: Any) -> None:
+    say.create(wire, "t")
+    altered(wire, GROUP, "g", (SESSION_TIMEOUT, 0, "50000"))
+
+    def listed(version: int, *types: int) -> list[tuple[int, str]]:
+        request = ListConfigResourcesRequest(resource_types=types)
+        answer = wire.ask(apis.LIST_CONFIG_RESOURCES, version, request)
+        assert answer.error_code == 0
+        return [(each.resource_type, each.resource_name) for each in answer.config_resources]
+
+    assert listed(0) == []
+    assert listed(1) == [(TOPIC, "t"), (BROKER, "1"), (GROUP, "g")]
+    assert listed(1, GROUP, GROUP) == [(GROUP, "g")]
+    assert listed(1, 8, 16) == []
+    request = ListConfigResourcesRequest(resource_types=[GROUP, 3])
+    answer = wire.ask(apis.LIST_CONFIG_RESOURCES, 1, request)
+    assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "change", "code"),
     [
@@ -434,7 +475,12 @@ def test_broker_settings_for_one_and_for_all(wire: Any, say: Any) -> None:
         (TOPIC, "t", ("retention.ms", 9, "1"), ErrorCode.INVALID_REQUEST),
         (BROKER, "7", ("log.retention.ms", 0, "1"), ErrorCode.INVALID_REQUEST),
         (BROKER, "x", ("log.retention.ms", 0, "1"), ErrorCode.INVALID_REQUEST),
-        (32, "x", ("a", 0, "1"), ErrorCode.INVALID_REQUEST),
+        (GROUP, "g", ("a", 0, "1"), ErrorCode.INVALID_CONFIG),
+        (GROUP, "g", ("share.record.lock.duration.ms", 0, "30000"), ErrorCode.INVALID_CONFIG),
+        (GROUP, "g", (SESSION_TIMEOUT, 0, "60001"), ErrorCode.INVALID_CONFIG),
+        (GROUP, "g", (SESSION_TIMEOUT, 2, "50000"), ErrorCode.INVALID_CONFIG),
+        (GROUP, "", (SESSION_TIMEOUT, 0, "50000"), ErrorCode.INVALID_REQUEST),
+        (16, "x", ("a", 0, "1"), ErrorCode.INVALID_REQUEST),
     ],
 )
 def test_wrong_changes_are_refused(

@@ -13,10 +13,14 @@ from confluent_kafka import Consumer, Producer
 from typer.testing import CliRunner
 
 from chronik.cli.commands import app
+from chronik.client.admin import Admin, Resource
 from chronik.client.cluster import Cluster
 from chronik.client.group_consumer import GroupConsumer
 from chronik.client.link import parse_bootstrap
+from chronik.protocol.messages.quorum import MAINTENANCE_ON
 from chronik.testing import Broker
+
+HUGE = "100000000000000000000"  # fits into no field of any request
 
 
 @pytest.fixture
@@ -101,6 +105,32 @@ def test_wait_assigned_counts_members(broker: Broker) -> None:
             broker.wait_assigned("g", members=2)
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_wait_lag_zero_counts_partitions_without_an_offset(broker: Broker, protocol: str) -> None:
+    write(broker, "t", 40)
+    chronik(broker, "groups", "reset-offsets", "g", "--topic", "t:0", "--to-latest")
+    with pytest.raises(TimeoutError, match="has not read everything"):
+        broker.wait_lag_zero("g", timeout_s=0.3)
+    others = [record for record in broker.topic("t").records if record.partition]
+    with reading(broker, "g", "t", **{"group.protocol": protocol}) as read:
+        broker.wait_lag_zero("g")
+        assert len(read) == len(others) < 40
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_wait_lag_zero_leaves_out_topics_that_are_read_no_more(
+    broker: Broker, protocol: str
+) -> None:
+    write(broker, "old", 10)
+    chronik(broker, "groups", "reset-offsets", "g", "--topic", "old", "--to-earliest")
+    write(broker, "t", 10)
+    with reading(broker, "g", "t", **{"group.protocol": protocol}) as read:
+        broker.wait_lag_zero("g")
+        assert len(read) == 10
+        described = json.loads(chronik(broker, "groups", "describe", "g", "--json"))
+        assert {each["topic"] for each in described["offsets"]} == {"old", "t"}
+
+
 def test_wait_lag_zero_gives_up(broker: Broker) -> None:
     with pytest.raises(TimeoutError, match="group nobody has not read everything"):
         broker.wait_lag_zero("nobody", timeout_s=0.2)
@@ -145,6 +175,28 @@ def test_reset_forgets_everything_and_the_broker_goes_on(broker: Broker) -> None
     with reading(broker, "g", "t") as read:
         broker.wait_lag_zero("g")
         assert sorted(map(int, read)) == list(range(5))
+
+
+def test_reset_forgets_what_was_set_at_run_time(broker: Broker) -> None:
+    assert broker.node is not None
+    metadata = broker.node.metadata
+    before = metadata.image.brokers
+
+    async def change(cluster: Cluster) -> None:
+        admin = Admin(cluster)
+        for name in ("", "1"):
+            await admin.alter_configs(Resource.BROKER, name, sets={"log.retention.ms": "1000"})
+        session = {"consumer.session.timeout.ms": "50000"}
+        await admin.alter_configs(Resource.GROUP, "g", sets=session)
+        await admin.change_cluster(MAINTENANCE_ON, 1)
+
+    chronik(broker, "topics", "create", "t", "--config", "retention.ms=5")
+    run(broker, change)
+    assert len(metadata.image.configs) == 4
+    broker.reset()
+    assert not metadata.image.configs
+    assert metadata.image.brokers == before
+    chronik(broker, "topics", "create", "t")  # Which takes a broker that does not rest.
 
 
 # Our own group consumer.
@@ -312,6 +364,61 @@ def test_group_errors_are_one_line(broker: Broker) -> None:
     shift = ("groups", "reset-offsets", "g", "--shift-by", "1", "--topic", "t:0")
     assert "has no offset of t-0 to shift" in refusal(broker, *shift)
     assert "there is no topic no" in refusal(broker, "consume", "no", "--group", "g")
+
+
+def test_what_no_request_can_hold_is_one_line(broker: Broker) -> None:
+    write(broker, "t", 1)
+    bytes_ = "\udcff"  # as Python gives an argument that is no UTF-8
+    chronik(broker, "produce", "t", "--key", bytes_, "--value", bytes_, "--header", f"h={bytes_}")
+    record = broker.topic("t").records[-1]
+    assert (record.key, record.value, record.headers) == (b"\xff", b"\xff", (("h", b"\xff"),))
+    assert "surrogates not allowed" in refusal(broker, "topics", "describe", bytes_)
+    assert "surrogates not allowed" in refusal(broker, "groups", "describe", bytes_)
+    beyond = str(2**63 - 1)
+    assert "OFFSET_OUT_OF_RANGE" in refusal(broker, "consume", "t", "--offset", beyond)
+    abort = ("transactions", "abort", "--topic", "t", "--partition", HUGE, "--start-offset", HUGE)
+    assert "t has no partition" in refusal(broker, *abort)
+    assert "t has no partition" in refusal(broker, "produce", "t", "--value", "x", *abort[4:6])
+
+
+def test_offsets_that_no_request_can_hold_are_taken_to_the_nearest_end(broker: Broker) -> None:
+    chronik(broker, "topics", "create", "one", "--partitions", "1")
+    write(broker, "one", 3)
+    reset = ("groups", "reset-offsets", "g", "--topic", "one", "--json")
+    (found,) = json.loads(chronik(broker, *reset, "--to-offset", HUGE))
+    assert found["offset"] == 3
+    (found,) = json.loads(chronik(broker, *reset, "--shift-by", f"-{HUGE}"))
+    assert found["offset"] == 0
+
+
+def test_groups_are_deleted_as_far_as_they_can_be(broker: Broker) -> None:
+    write(broker, "t", 1)
+    for name in ("a", "c", "d"):
+        chronik(broker, "groups", "reset-offsets", name, "--topic", "t", "--to-earliest")
+    delete = ("groups", "delete", "--bootstrap", broker.bootstrap)
+    result = CliRunner().invoke(app, [*delete, "a", "b", "c", "a"])
+    assert result.exit_code == 1
+    assert result.stdout == "deleted a\ndeleted c\n"
+    assert result.stderr == "chronik: group b (GROUP_ID_NOT_FOUND)\n"
+    result = CliRunner().invoke(app, [*delete, "b", "d", "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == {"deleted": ["d"], "failed": {"b": "GROUP_ID_NOT_FOUND"}}
+
+
+def test_topics_are_deleted_as_far_as_they_can_be(broker: Broker) -> None:
+    for name in ("a", "c", "d"):
+        chronik(broker, "topics", "create", name)
+    delete = ("topics", "delete", "--bootstrap", broker.bootstrap)
+    result = CliRunner().invoke(app, [*delete, "a", "b", "c", "e"])
+    assert result.exit_code == 1
+    assert result.stdout == "deleted a\ndeleted c\n"
+    unknown = "(UNKNOWN_TOPIC_OR_PARTITION)"
+    assert result.stderr.splitlines() == [
+        f"chronik: there is no topic b {unknown}",
+        f"chronik: there is no topic e {unknown}",
+    ]
+    result = CliRunner().invoke(app, [*delete, "b", "d", "--json"])
+    assert json.loads(result.stdout) == {"deleted": ["d"], "missing": ["b"], "failed": {}}
 
 
 def test_delete_group(broker: Broker) -> None:

@@ -7,7 +7,9 @@ import pytest
 
 from chronik.metadata.image import id_text
 from chronik.protocol import apis
+from chronik.protocol.coordinator_apis import FIND_COORDINATOR
 from chronik.protocol.errors import ErrorCode
+from chronik.protocol.messages.groups import FindCoordinatorRequest
 from chronik.protocol.messages.quorum import (
     METADATA_TOPIC,
     ChangeClusterRequest,
@@ -136,3 +138,14 @@ def test_a_node_rests_and_works_again(wire: Any, say: Any) -> None:
             assert change(wire, what, 1).error_code == 0
         assert [node.status for node in described(wire, 2).nodes] == [status]
     say.create(wire, "t")
+
+
+def test_a_node_that_rests_coordinates_what_it_leads(wire: Any) -> None:
+    def found(key_type: int) -> tuple[int, int]:
+        request = FindCoordinatorRequest(key="k", key_type=key_type)
+        answer = wire.ask(FIND_COORDINATOR, 1, request)
+        return answer.error_code, answer.node_id
+
+    assert (found(0), found(1)) == ((0, 1), (0, 1))
+    assert change(wire, "maintenance-on", 1).error_code == 0
+    assert (found(0), found(1)) == ((0, 1), (0, 1))

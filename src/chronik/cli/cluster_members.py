@@ -14,6 +14,7 @@ from chronik.cli.output import print_json
 from chronik.cli.session import BOOTSTRAP_DEFAULT, TIMEOUT_S, Bootstrap, Json, Timeout, fail, run
 from chronik.client.admin import Admin, Quorum
 from chronik.client.cluster import Cluster
+from chronik.config.definitions import INT_MAX
 from chronik.protocol.messages.quorum import (
     MAINTENANCE_OFF,
     MAINTENANCE_ON,
@@ -25,7 +26,7 @@ from chronik.protocol.messages.quorum import (
 
 WAIT_POLL_S: Final = 0.2
 
-NodeId = Annotated[int, typer.Argument(min=0, metavar="ID", help="The node's number.")]
+NodeId = Annotated[int, typer.Argument(min=0, max=INT_MAX, metavar="ID", help="The node's number.")]
 AcceptLoss = Annotated[
     bool,
     typer.Option(
@@ -150,7 +151,9 @@ def replace_node(
 def transfer_leadership(
     node_id: Annotated[
         int | None,
-        typer.Argument(min=0, metavar="[ID]", help="Who shall lead; any other if not given."),
+        typer.Argument(
+            min=0, max=INT_MAX, metavar="[ID]", help="Who shall lead; any other if not given."
+        ),
     ] = None,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
     timeout_s: Timeout = TIMEOUT_S,

@@ -15,6 +15,7 @@ from chronik.client.consumer import Consumer
 from chronik.client.group_consumer import GroupConsumer
 from chronik.client.offsets import EARLIEST, LATEST, list_offsets
 from chronik.clock import SystemClock
+from chronik.config.definitions import LONG_MAX
 from chronik.model import TopicPartition
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.records import Record
@@ -74,7 +75,10 @@ def consume(
     ] = False,
     tail: Annotated[bool, typer.Option("--tail", help="Only new records (the default).")] = False,
     offset: Annotated[
-        int | None, typer.Option(help="Begin at this offset; -10: with the last ten.")
+        int | None,
+        typer.Option(
+            min=-LONG_MAX, max=LONG_MAX, help="Begin at this offset; -10: with the last ten."
+        ),
     ] = None,
     from_time: Annotated[
         str | None, typer.Option(metavar="TIME", help="ISO 8601 (UTC), or -30s, -10m, -2h, -1d.")

@@ -14,6 +14,7 @@ from chronik.cli.session import (
     Json,
     Timeout,
     command_app,
+    fail_for_each,
     run,
 )
 from chronik.client.cluster import Cluster
@@ -255,15 +256,24 @@ def delete(
     timeout_s: Timeout = TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Delete groups without members, and their offsets."""
+    """Delete groups without members, and their offsets: all of them that can be."""
+    deleted: list[str] = []
+    failed: dict[str, KafkaError] = {}
 
     async def remove(cluster: Cluster) -> None:
         groups = Groups(cluster)
-        for name in names:
-            await groups.delete(name)
+        for name in dict.fromkeys(names):
+            try:
+                await groups.delete(name)
+            except KafkaError as error:
+                failed[name] = error
+                continue
+            deleted.append(name)
+            if not as_json:
+                typer.echo(f"deleted {name}")
 
     run(bootstrap, timeout_s, remove)
     if as_json:
-        print_json({"deleted": names})
-    else:
-        typer.echo(f"deleted {', '.join(names)}")
+        codes = {name: error.code.name for name, error in failed.items()}
+        print_json({"deleted": deleted, "failed": codes})
+    fail_for_each(failed.values())

@@ -69,8 +69,8 @@ def produce(
     if key is not None and key_separator is not None:
         raise typer.BadParameter("give --key or --key-separator")
     pairs = parse_pairs(header or (), "--header")
-    headers = tuple((name, text.encode()) for name, text in pairs.items())
-    work = _Work(topic, None if key is None else key.encode(), headers, partition)
+    headers = tuple((name, os.fsencode(text)) for name, text in pairs.items())
+    work = _Work(topic, None if key is None else os.fsencode(key), headers, partition)
 
     async def write(cluster: Cluster) -> None:
         async with Producer(
@@ -82,9 +82,9 @@ def produce(
             if tombstone:
                 await work.send(producer, None)
             elif value is not None:
-                await work.send(producer, _encode(value.encode(), form, "--value"))
+                await work.send(producer, _encode(os.fsencode(value), form, "--value"))
             else:
-                separator = None if key_separator is None else key_separator.encode()
+                separator = None if key_separator is None else os.fsencode(key_separator)
                 await work.send_lines(producer, form, separator)
             await producer.flush()
         await work.report(as_json)

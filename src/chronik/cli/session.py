@@ -18,6 +18,7 @@ from chronik.protocol.errors import KafkaError, ProtocolError
 T = TypeVar("T")
 
 TIMEOUT_S: Final = 10.0
+TIMEOUT_S_MAX: Final = 86_400.0  # a day; requests have room for 24 of them in milliseconds
 EXIT_INTERRUPTED: Final = 130  # what shells report for a process that SIGINT ended
 
 Bootstrap = Annotated[
@@ -32,7 +33,14 @@ Bootstrap = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Give up after this time.")
+    float,
+    typer.Option(
+        "--timeout",
+        min=0.1,
+        max=TIMEOUT_S_MAX,
+        metavar="SECONDS",
+        help="Give up after this time.",
+    ),
 ]
 BOOTSTRAP_DEFAULT: Final = "localhost:9092"
 
@@ -52,6 +60,19 @@ def fail(message: str) -> NoReturn:
     """End with one line on stderr."""
     typer.echo(f"chronik: {message}", err=True)
     raise typer.Exit(1)
+
+
+def told(error: KafkaError) -> str:
+    """A refusal in a person's words, with Kafka's name for it."""
+    return f"{error.message} ({error.code.name})" if error.message else error.code.name
+
+
+def fail_for_each(errors: Iterable[KafkaError]) -> None:
+    """End with a line for each on stderr; without any go on."""
+    lines = [f"chronik: {told(error)}" for error in errors]
+    if lines:
+        typer.echo("\n".join(lines), err=True)
+        raise typer.Exit(1)
 
 
 def run(
@@ -78,7 +99,7 @@ def run(
     except ConnectionFailed as error:
         fail(f"cannot reach {error}")
     except KafkaError as error:
-        fail(f"{error.message} ({error.code.name})" if error.message else error.code.name)
+        fail(told(error))
     except ProtocolError as error:
         fail(str(error))
     except BrokenPipeError:

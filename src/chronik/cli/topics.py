@@ -13,7 +13,7 @@ from chronik.cli.session import (
     Json,
     Timeout,
     command_app,
-    fail,
+    fail_for_each,
     parse_pairs,
     run,
 )
@@ -21,7 +21,9 @@ from chronik.client.admin import Admin, ConfigSource, Resource
 from chronik.client.cluster import Cluster
 from chronik.client.moves import moving
 from chronik.client.offsets import EARLIEST, LATEST
+from chronik.config.definitions import INT_MAX, SHORT_MAX
 from chronik.model import TopicPartition
+from chronik.protocol.errors import ErrorCode
 from chronik.protocol.messages.metadata import MetadataResponseTopic
 
 app = command_app("List, create, describe, alter and delete topics.")
@@ -54,10 +56,11 @@ def list_topics(
 def create(
     name: Name,
     partitions: Annotated[
-        int, typer.Option(min=-1, help="How many; -1 for the cluster's default.")
+        int, typer.Option(min=-1, max=INT_MAX, help="How many; -1 for the cluster's default.")
     ] = -1,
     replication_factor: Annotated[
-        int, typer.Option(min=-1, help="Copies of each; -1 for the cluster's default.")
+        int,
+        typer.Option(min=-1, max=SHORT_MAX, help="Copies of each; -1 for the cluster's default."),
     ] = -1,
     config: Configs = None,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
@@ -117,7 +120,9 @@ def alter(
     delete_config: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A setting to put back to default.")
     ] = None,
-    partitions: Annotated[int | None, typer.Option(min=1, help="Grow to this many.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, max=INT_MAX, help="Grow to this many.")
+    ] = None,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
     timeout_s: Timeout = TIMEOUT_S,
     as_json: Json = False,
@@ -149,18 +154,20 @@ def delete(
     timeout_s: Timeout = TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Delete topics and their data, without asking."""
+    """Delete topics and their data, without asking: all of them that can be."""
     unique = list(dict.fromkeys(names))
-    codes = run(bootstrap, timeout_s, lambda cluster: Admin(cluster).delete_topics(unique))
-    deleted = [name for name in unique if not codes.get(name)]
-    missing = [name for name in unique if codes.get(name)]
+    found = run(bootstrap, timeout_s, lambda cluster: Admin(cluster).delete_topics(unique))
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    deleted = [name for name in unique if found[name] is None]
+    failed = {name: error for name, error in found.items() if error is not None}
+    missing = [name for name, error in failed.items() if error.code is unknown]
     if as_json:
-        print_json({"deleted": deleted, "missing": missing})
+        codes = {name: each.code.name for name, each in failed.items() if name not in missing}
+        print_json({"deleted": deleted, "missing": missing, "failed": codes})
     else:
         for name in deleted:
             typer.echo(f"deleted {name}")
-    if missing:
-        fail(f"there is no topic {', '.join(missing)}")
+    fail_for_each(failed.values())
 
 
 def _summary(topic: MetadataResponseTopic) -> dict[str, Any]:

@@ -70,6 +70,7 @@ from chronik.protocol.messages.topics import (
     CreatePartitionsTopic,
     CreateTopicsRequest,
     CreateTopicsResponse,
+    DeletableTopicResult,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -85,6 +86,7 @@ class Resource(IntEnum):
 
     TOPIC = 2
     BROKER = 4
+    GROUP = 32
 
 
 class ConfigSource(IntEnum):
@@ -96,6 +98,7 @@ class ConfigSource(IntEnum):
     DYNAMIC_DEFAULT_BROKER_CONFIG = 3
     STATIC_BROKER_CONFIG = 4
     DEFAULT_CONFIG = 5
+    DYNAMIC_GROUP_CONFIG = 8
 
 
 _SET: Final = 0
@@ -185,27 +188,30 @@ class Admin:
 
         return await self._cluster.retry(ask, codes=_NOT_DONE)
 
-    async def delete_topics(self, names: Sequence[str]) -> dict[str, ErrorCode]:
-        """Delete topics; says for each whether it was there to be deleted."""
-        request = DeleteTopicsRequest(
-            topics=[DeleteTopicState(name=name) for name in names],
-            topic_names=names,
-            timeout_ms=self._timeout_ms,
-        )
+    async def delete_topics(self, names: Sequence[str]) -> dict[str, KafkaError | None]:
+        """Delete topics; says for each why it could not be, or None."""
+        found: dict[str, KafkaError | None] = {}
 
-        async def ask() -> dict[str, ErrorCode]:
+        async def ask() -> None:
+            left = [name for name in names if name not in found]
+            request = DeleteTopicsRequest(
+                topics=[DeleteTopicState(name=name) for name in left],
+                topic_names=left,
+                timeout_ms=self._timeout_ms,
+            )
             response: DeleteTopicsResponse
             response = await self._cluster.send_to_controller(request, DELETE_TOPICS)
-            unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            again = None
             for result in response.responses:
-                if result.error_code != unknown:
-                    check(result.error_code, f"topic {result.name}", result.error_message)
-            return {
-                result.name or "": unknown if result.error_code else ErrorCode.NONE
-                for result in response.responses
-            }
+                refused = _not_deleted(result)
+                if refused is not None and refused.code in _NOT_DONE:
+                    again = refused
+                else:
+                    found[result.name or ""] = refused
+            if again is not None:
+                raise again
 
-        found = await self._cluster.retry(ask, codes=_NOT_DONE)
+        await self._cluster.retry(ask, codes=_NOT_DONE)
         self._cluster.forget(names)
         return found
 
@@ -229,7 +235,7 @@ class Admin:
     async def describe_configs(
         self, resource: Resource, name: str
     ) -> Sequence[DescribeConfigsResourceResult]:
-        """All settings of a topic or a broker."""
+        """All settings of a topic, a broker or a group."""
         wanted = DescribeConfigsResource(
             resource_type=resource, resource_name=name, configuration_keys=None
         )
@@ -252,7 +258,7 @@ class Admin:
         sets: Mapping[str, str] | None = None,
         deletes: Iterable[str] = (),
     ) -> None:
-        """Set and delete single settings of a topic or a broker."""
+        """Set and delete single settings of a topic, a broker or a group."""
         operations = [
             IncrementalAlterableConfig(name=key, config_operation=_SET, value=value)
             for key, value in (sets or {}).items()
@@ -393,3 +399,13 @@ class Admin:
             return node_id, response.results
 
         return dict(await asyncio.gather(*map(ask, self._cluster.brokers)))
+
+
+def _not_deleted(result: DeletableTopicResult) -> KafkaError | None:
+    try:
+        if result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            check_topic(result.error_code, result.name)
+        check(result.error_code, f"topic {result.name}", result.error_message)
+    except KafkaError as error:
+        return error
+    return None

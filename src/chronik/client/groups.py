@@ -29,7 +29,11 @@ from chronik.protocol.messages.consumer_groups import (
     ConsumerGroupDescribeResponse,
     DescribedConsumerGroup,
 )
-from chronik.protocol.messages.consumer_protocol import CONSUMER_PROTOCOL_TYPE, decode_assignment
+from chronik.protocol.messages.consumer_protocol import (
+    CONSUMER_PROTOCOL_TYPE,
+    decode_assignment,
+    decode_subscription,
+)
 from chronik.protocol.messages.groups import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -61,13 +65,14 @@ LAST_VERSION_WITH_NAMES = 9  # of OffsetCommit and OffsetFetch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One member, and what it reads now."""
+    """One member, what it reads now, and which topics it asks for by name."""
 
     member_id: str
     instance_id: str | None
     client_id: str
     host: str
     partitions: tuple[TopicPartition, ...]
+    subscribed_topics: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +320,7 @@ def _classic_group(found: DescribedGroup) -> Group:
                 client_id=member.client_id,
                 host=member.client_host,
                 partitions=_assigned(found.protocol_type, member.member_assignment),
+                subscribed_topics=_subscribed(found.protocol_type, member.member_metadata),
             )
             for member in found.members
         ),
@@ -336,6 +342,16 @@ def _assigned(protocol_type: str, assignment: bytes) -> tuple[TopicPartition, ..
     )
 
 
+def _subscribed(protocol_type: str, metadata: bytes) -> tuple[str, ...]:
+    """The topics of a classic member, which a group that is being assigned does not say."""
+    if protocol_type != CONSUMER_PROTOCOL_TYPE or not metadata:
+        return ()
+    try:
+        return tuple(decode_subscription(metadata)[1].topics)
+    except ProtocolError:
+        return ()
+
+
 def _consumer_group(found: DescribedConsumerGroup) -> Group:
     check(found.error_code, f"group {found.group_id}", found.error_message)
     return Group(
@@ -354,6 +370,7 @@ def _consumer_group(found: DescribedConsumerGroup) -> Group:
                     for topic in member.assignment.topic_partitions
                     for index in topic.partitions
                 ),
+                subscribed_topics=tuple(member.subscribed_topic_names),
             )
             for member in found.members
         ),

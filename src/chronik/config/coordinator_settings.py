@@ -1,7 +1,7 @@
 """The Kafka settings of a broker that are about groups and transactions.
 
-Defaults are Kafka's. Of the replication factors and the least in-sync count of the internal topics
-fewer nodes need fewer. All of them change only at the start.
+Defaults are Kafka's, unless a comment says why not. Of the replication factors and the least
+in-sync count of the internal topics fewer nodes need fewer. All of them change only at the start.
 """
 
 from typing import Final
@@ -30,14 +30,16 @@ COORDINATOR_SETTINGS: Final = (
         kind=Kind.INT,
         default=15_000,
         least=1,
-        documentation="The longest heartbeat interval that a consumer group may be given.",
+        documentation="The longest heartbeat interval that a consumer group may be given. Unless "
+        "it is set, it is also at least group.consumer.heartbeat.interval.ms.",
     ),
     Definition(
         name="group.consumer.max.session.timeout.ms",
         kind=Kind.INT,
         default=60_000,
         least=1,
-        documentation="The longest session timeout that a consumer group may be given.",
+        documentation="The longest session timeout that a consumer group may be given. Unless it "
+        "is set, it is also at least group.consumer.session.timeout.ms.",
     ),
     Definition(
         name="group.consumer.max.size",
@@ -51,6 +53,7 @@ COORDINATOR_SETTINGS: Final = (
         kind=Kind.STRING,
         default="bidirectional",
         choices=("disabled", "upgrade", "downgrade", "bidirectional"),
+        ignores_case=True,
         documentation="Whether a classic group of consumers becomes a consumer group when a "
         "member asks for it (upgrade), and a classic one again when its last such member leaves "
         "(downgrade).",
@@ -60,14 +63,16 @@ COORDINATOR_SETTINGS: Final = (
         kind=Kind.INT,
         default=5_000,
         least=1,
-        documentation="The shortest heartbeat interval that a consumer group may be given.",
+        documentation="The shortest heartbeat interval that a consumer group may be given. Unless "
+        "it is set, it is also at most group.consumer.heartbeat.interval.ms.",
     ),
     Definition(
         name="group.consumer.min.session.timeout.ms",
         kind=Kind.INT,
         default=45_000,
         least=1,
-        documentation="The shortest session timeout that a consumer group may be given.",
+        documentation="The shortest session timeout that a consumer group may be given. Unless it "
+        "is set, it is also at most group.consumer.session.timeout.ms.",
     ),
     Definition(
         name="group.consumer.regex.refresh.interval.ms",
@@ -169,7 +174,9 @@ COORDINATOR_SETTINGS: Final = (
     Definition(
         name="transaction.abort.timed.out.transaction.cleanup.interval.ms",
         kind=Kind.INT,
-        default=10_000,
+        # Kafka looks every 10 s. A look costs little here, where deadlines are kept in order, and
+        # readers of committed data wait for it.
+        default=100,
         least=1,
         documentation="How often open transactions are checked against their timeout.",
     ),

@@ -10,6 +10,7 @@ from enum import Enum, IntEnum
 from re import fullmatch
 from typing import Final
 
+SHORT_MAX: Final = 2**15 - 1
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 
@@ -53,6 +54,7 @@ class Definition:
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
+    ignores_case: bool = False
     item_pattern: str = ""  # what each item of a list must look like
     update: Update = Update.READ_ONLY
     # For a topic's setting: the broker settings that it falls back to, first wins. A suffix says
@@ -61,7 +63,7 @@ class Definition:
 
     def parse(self, text: str) -> Value:
         """The value that this text stands for, or InvalidSetting."""
-        value = self._convert(text.strip())
+        value = self._convert(text.strip().lower() if self.ignores_case else text.strip())
         self._check(value, text)
         return value
 

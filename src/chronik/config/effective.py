@@ -22,6 +22,7 @@ class Source(IntEnum):
     CLUSTER = 3
     STATIC = 4
     DEFAULT = 5
+    GROUP = 8
 
 
 @dataclass(frozen=True, slots=True)

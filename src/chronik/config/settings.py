@@ -15,6 +15,8 @@ from typing import Any, Final, Literal
 
 from chronik.config.broker_settings import BROKER_SETTINGS
 from chronik.config.definitions import InvalidSetting, render
+from chronik.config.effective import BrokerConfig
+from chronik.config.group_settings import check_defaults
 from chronik.config.peers import Peer, parse_peers, peers_of_tables
 
 Durability = Literal["fsync", "replicated"]
@@ -152,6 +154,7 @@ def resolve(
                 given[name] = _parse(setting, place, value)
                 break
     settings = Settings(**given, kafka=_kafka(sets, environment, document.get("kafka", {}), file))
+    check_defaults(BrokerConfig(static=settings.kafka, cluster={}, broker={}))
     if settings.peers and settings.join is not None:
         raise InvalidSetting(
             "--join: peers form a cluster, and a node that joins finds one; not both"

@@ -106,7 +106,7 @@ class CreatePartitions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterConfig:
-    """Set (or with null remove) settings of a topic, a broker, or with name "" all brokers.
+    """Set (or with null remove) settings of a topic, a group, a broker, or (name "") all brokers.
 
     `replace_all` also removes every setting that is not named.
     """

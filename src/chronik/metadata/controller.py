@@ -11,7 +11,7 @@ See Kafka's ReplicationControlManager for the error codes, which clients depend 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,6 +19,7 @@ from chronik.config import limits
 from chronik.config.broker_settings import BROKER_SETTINGS
 from chronik.config.definitions import Definition, InvalidSetting, Update, render
 from chronik.config.effective import BrokerConfig
+from chronik.config.group_settings import GROUP_SETTINGS, check_group
 from chronik.config.topic_settings import TOPIC_SETTINGS
 from chronik.metadata import brokers, elections, partitions, reassignments
 from chronik.metadata.commands import (
@@ -43,7 +44,7 @@ from chronik.metadata.commands import (
     UpdateISR,
 )
 from chronik.metadata.decision import Decision as Decision  # callers know it from here
-from chronik.metadata.image import BROKER, TOPIC, Image, Topic, collision_key, id_bytes
+from chronik.metadata.image import BROKER, GROUP, TOPIC, Image, Topic, collision_key, id_bytes
 from chronik.metadata.placement import place, rack_ring, turn_after
 from chronik.metadata.records import (
     NO_LEADER,
@@ -156,7 +157,7 @@ def create_topic(image: Image, command: CreateTopic, config: BrokerConfig) -> De
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             f"Topic '{command.name}' collides with existing topic: {other}",
         )
-    configs = checked_changes(TOPIC_SETTINGS, command.configs, topic=True)
+    configs = checked_changes(TOPIC_SETTINGS, command.configs, TOPIC)
     replicas = _topic_replicas(image, command, config)
     topic = TopicRecord(name=command.name, topic_id=command.topic_id)
     created = tuple(
@@ -327,14 +328,18 @@ def alter_config(image: Image, command: AlterConfig, config: BrokerConfig) -> De
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist."
             )
-        changes = checked_changes(TOPIC_SETTINGS, command.changes, topic=True)
+        changes = checked_changes(TOPIC_SETTINGS, command.changes, resource)
+    elif resource == GROUP:
+        changes = checked_changes(GROUP_SETTINGS, command.changes, resource)
     else:
         assert resource == BROKER
-        changes = checked_changes(BROKER_SETTINGS, command.changes, topic=False)
+        changes = checked_changes(BROKER_SETTINGS, command.changes, resource)
         _check_dynamic(changes, name)
     current = image.config(resource, name)
     if command.replace_all:
         changes = {**dict.fromkeys(current), **changes}
+    if resource == GROUP:
+        _check_group({**current, **changes}, changes, config)
     records: list[Record] = [
         ConfigRecord(resource=resource, resource_name=name, name=key, value=value)
         for key, value in changes.items()
@@ -348,20 +353,29 @@ def alter_config(image: Image, command: AlterConfig, config: BrokerConfig) -> De
 
 
 def checked_changes(
-    definitions: Mapping[str, Definition], changes: Mapping[str, str | None], *, topic: bool
+    definitions: Mapping[str, Definition], changes: Mapping[str, str | None], resource: str
 ) -> dict[str, str | None]:
     """Changes with their values in canonical form, or INVALID_CONFIG."""
     checked: dict[str, str | None] = {}
     for name, value in changes.items():
         definition = definitions.get(name)
         if definition is None:
-            what = "topic" if topic else "broker"
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown {what} config name: {name}")
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown {resource} config name: {name}")
         try:
             checked[name] = None if value is None else render(definition.parse(value))
         except InvalidSetting as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
     return checked
+
+
+def _check_group(
+    wanted: Mapping[str, str | None], changed: Iterable[str], config: BrokerConfig
+) -> None:
+    overrides = {name: value for name, value in wanted.items() if value is not None}
+    try:
+        check_group(changed, overrides, config)
+    except InvalidSetting as error:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
 
 
 def _check_dynamic(changes: Mapping[str, str | None], broker_name: str) -> None:

@@ -32,6 +32,7 @@ from chronik.metadata.records import (
 
 TOPIC = "topic"
 BROKER = "broker"
+GROUP = "group"
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state")
 
 
@@ -101,7 +102,7 @@ class Image:
         return found.partitions[partition]
 
     def config(self, resource: str, name: str) -> Mapping[str, str]:
-        """The settings that were made for a topic, a broker, or (name "") all brokers."""
+        """The settings that were made for a topic, a group, a broker, or (name "") all brokers."""
         return self.configs.get((resource, name), _NO_CONFIG)
 
     @property

@@ -147,7 +147,7 @@ class TopicRemovedRecord(Record, frozen=True, kw_only=True):
 
 
 class ConfigRecord(Record, frozen=True, kw_only=True):
-    """A setting of a topic, of one broker or (with an empty name) of all brokers; null removes."""
+    """A setting of a topic, a group, one broker or (with no name) all brokers; null removes."""
 
     type: ClassVar[str] = "config"
     resource: str

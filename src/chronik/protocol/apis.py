@@ -29,6 +29,8 @@ from chronik.protocol.messages.configs import (
     DescribeConfigsResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
 )
 from chronik.protocol.messages.fetch import FetchRequest, FetchResponse
 from chronik.protocol.messages.list_offsets import ListOffsetsRequest, ListOffsetsResponse
@@ -286,6 +288,16 @@ UNREGISTER_BROKER: Final = Api(
     notes="Refused for the last broker that is online, and while a partition has its data nowhere "
     "else.",
 )
+LIST_CONFIG_RESOURCES: Final = Api(
+    key=74,
+    name="ListConfigResources",
+    request=ListConfigResourcesRequest,
+    response=ListConfigResourcesResponse,
+    versions=Versions(0, 1),
+    flexible_since=0,
+    summary="List the topics, brokers, and groups with settings of their own.",
+    notes="v0 asks for client metrics, which there are none of.",
+)
 DESCRIBE_TOPIC_PARTITIONS: Final = Api(
     key=75,
     name="DescribeTopicPartitions",
@@ -333,6 +345,7 @@ APIS: Final[Mapping[int, Api]] = MappingProxyType(
             DESCRIBE_QUORUM,
             DESCRIBE_CLUSTER,
             UNREGISTER_BROKER,
+            LIST_CONFIG_RESOURCES,
             DESCRIBE_TOPIC_PARTITIONS,
             CHANGE_CLUSTER,
             *COORDINATOR_APIS,

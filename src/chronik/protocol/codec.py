@@ -6,6 +6,7 @@ v0 never pays for it.
 
 Invariants
     Decoding any bytes returns a value or raises ProtocolError, nothing else.
+    A number or a string for which a field has no room raises ProtocolError when it is encoded.
     No decoded array is longer than the bytes that remain, whatever length it claims.
     Record bytes are passed on as a view when decoded and by reference when encoded.
 
@@ -439,7 +440,10 @@ def encoder(message: type[M], version: int, flexible: bool) -> Encoder[M]:
 
     def encode_message(value: M) -> list[Buffer]:
         out: list[Buffer] = []
-        body(value, out)
+        try:
+            body(value, out)
+        except (error, UnicodeEncodeError) as reason:
+            raise ProtocolError(f"{message.__name__} v{version}: {reason}") from None
         return out
 
     return encode_message

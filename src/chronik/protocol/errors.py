@@ -191,7 +191,7 @@ RETRIABLE: Final = frozenset(
 
 
 class ProtocolError(Exception):
-    """Bytes that cannot be decoded."""
+    """Bytes that cannot be decoded, or a value that no bytes can stand for."""
 
 
 class CorruptBatch(ProtocolError):

@@ -9,6 +9,7 @@ from chronik.server.connection import Connection
 from chronik.server.context import Context, Node
 from chronik.server.handlers.api_versions import api_versions, software, unsupported_version
 from chronik.server.handlers.change_cluster import change_cluster
+from chronik.server.handlers.config_resources import list_config_resources
 from chronik.server.handlers.configs import (
     alter_configs,
     describe_configs,
@@ -88,6 +89,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     apis.DESCRIBE_QUORUM.key: describe_quorum,
     apis.DESCRIBE_CLUSTER.key: describe_cluster,
     apis.UNREGISTER_BROKER.key: unregister_broker,
+    apis.LIST_CONFIG_RESOURCES.key: list_config_resources,
     apis.DESCRIBE_TOPIC_PARTITIONS.key: describe_topic_partitions,
     apis.CHANGE_CLUSTER.key: change_cluster,
     coordinator_apis.OFFSET_COMMIT.key: offset_commit,

@@ -18,7 +18,8 @@ from chronik.broker import Broker as Node
 from chronik.client.cluster import Cluster
 from chronik.client.link import Address
 from chronik.config.settings import Settings, resolve
-from chronik.metadata.commands import DeleteTopic
+from chronik.metadata.commands import AlterConfig, Command, DeleteTopic, SetMaintenance
+from chronik.metadata.image import TOPIC
 from chronik.storage.disk import Disk
 from chronik.storage.memory import MemoryDisk
 from chronik.testing.groups import is_assigned, lag_of
@@ -127,7 +128,7 @@ class Broker:
         self._wait(is_done, f"group {group_id} has not read everything", timeout_s)
 
     def reset(self) -> None:
-        """Forget all topics, groups, offsets and transactions, as if it had just been made.
+        """Forget topics, groups, offsets, transactions and what was set, as if just made.
 
         Clients that are still connected find their topics gone.
         """
@@ -136,8 +137,18 @@ class Broker:
     async def _forget_all(self) -> None:
         assert self.node is not None
         metadata = self.node.metadata
-        topics = tuple(metadata.image.topics.values())
-        commands = [DeleteTopic(topic_id=topic.record.topic_id) for topic in topics]
+        image = metadata.image
+        commands: list[Command] = [
+            DeleteTopic(topic_id=topic.record.topic_id) for topic in image.topics.values()
+        ]
+        commands += (
+            AlterConfig(resource=resource, resource_name=name, changes={}, replace_all=True)
+            for resource, name in image.configs
+            if resource != TOPIC  # A topic's settings go with it.
+        )
+        commands += (
+            SetMaintenance(node_id=node_id, in_maintenance=False) for node_id in image.brokers
+        )
         await asyncio.gather(*map(metadata.submit, commands))
 
     def ask(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:

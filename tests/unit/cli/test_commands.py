@@ -35,6 +35,9 @@ def test_help_says_a_sentence_for_each_command() -> None:
     assert all(line[1].rstrip().endswith((".", "...")) for line in lines if line)
 
 
+HUGE = "100000000000000000000"  # fits into no field of any request
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -51,6 +54,15 @@ def test_help_says_a_sentence_for_each_command() -> None:
         (["consume", "a", "--tail", "--offset", "1"], "give one of --from-beginning"),
         (["consume", "a", "--from-time", "soon"], "'soon' is neither ISO 8601"),
         (["consume", "a", "--format", "xml"], "--format"),
+        (["consume", "a", "--offset", HUGE], "'--offset'"),
+        (["consume", "a", "--offset", f"-{HUGE}"], "'--offset'"),
+        (["consume", "a", "--from-time", f"-{HUGE}d"], "is neither ISO 8601"),
+        (["topics", "create", "a", "--partitions", "2147483648"], "'--partitions'"),
+        (["topics", "create", "a", "--replication-factor", "32768"], "'--replication-factor'"),
+        (["topics", "create", "a", "--timeout", "inf"], "'--timeout'"),
+        (["topics", "alter", "a", "--partitions", "2147483648"], "'--partitions'"),
+        (["cluster", "remove-node", "2147483648"], "less than or equal to 2147483647"),
+        (["cluster", "transfer-leadership", "2147483648"], "less than or equal to 2147483647"),
     ],
 )
 def test_wrong_arguments_are_usage_errors(arguments: list[str], word: str) -> None:

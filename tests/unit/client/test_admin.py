@@ -87,7 +87,34 @@ def test_deleting_says_what_was_not_there(fake_broker: Any) -> None:
             Cluster([broker.address]) as cluster,
         ):
             found = await Admin(cluster).delete_topics(["t", "x"])
-        assert found == {"t": ErrorCode.NONE, "x": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        assert found["t"] is None
+        assert found["x"].code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert found["x"].message == "there is no topic x"
+
+    asyncio.run(test())
+
+
+def test_deleting_says_of_each_topic_why_it_stays(fake_broker: Any) -> None:
+    answers = iter([{"a": 0, "b": 41, "c": 73}, {"b": 0}])  # NOT_CONTROLLER, ..._DISABLED
+
+    def delete(request: Any) -> DeleteTopicsResponse:
+        codes = next(answers)
+        assert {topic.name for topic in request.topics} == codes.keys()
+        return DeleteTopicsResponse(
+            responses=[
+                DeletableTopicResult(name=name, error_code=code, error_message="no")
+                for name, code in codes.items()
+            ]
+        )
+
+    async def test() -> None:
+        async with (
+            fake_broker(DeleteTopics=delete) as broker,
+            Cluster([broker.address]) as cluster,
+        ):
+            found = await Admin(cluster).delete_topics(["a", "b", "c"])
+        assert (found["a"], found["b"]) == (None, None)
+        assert str(found["c"]) == "TOPIC_DELETION_DISABLED: topic c: no"
 
     asyncio.run(test())
 

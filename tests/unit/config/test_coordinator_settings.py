@@ -22,6 +22,7 @@ def test_they_are_broker_settings() -> None:
         ("group.consumer.assignors", "range, uniform", ("range", "uniform")),
         ("group.coordinator.rebalance.protocols", "classic", ("classic",)),
         ("group.consumer.migration.policy", "disabled", "disabled"),
+        ("group.consumer.migration.policy", "BIDIRECTIONAL", "bidirectional"),
         ("transaction.partition.verification.enable", "false", False),
     ],
 )

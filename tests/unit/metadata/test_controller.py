@@ -1,5 +1,7 @@
 """Given an image and a command, then records and a response, or an error code."""
 
+from typing import Any
+
 import pytest
 from immutables import Map
 
@@ -278,6 +280,25 @@ def test_altering_sets_and_removes_only_what_differs(image: Image) -> None:
         ),
     )
     assert image.config("topic", "t") == Map({"segment.ms": "7"})
+
+
+def test_groups_have_settings_within_the_bounds_of_the_broker(image: Image) -> None:
+    session, heartbeat = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+
+    def change(**fields: Any) -> AlterConfig:
+        return AlterConfig(resource="group", resource_name="g", **fields)
+
+    image, _ = run(image, change(changes={session: "50000", heartbeat: " 6000"}))
+    assert image.config("group", "g") == Map({session: "50000", heartbeat: "6000"})
+    for changes in ({session: "60001"}, {heartbeat: "0"}, {"share.session.timeout.ms": "45000"}):
+        with pytest.raises(KafkaError) as refused:
+            run(image, change(changes=changes))
+        assert refused.value.code is ErrorCode.INVALID_CONFIG
+    assert list(Image().apply(image.to_records()).configs) == [("group", "g")]
+    image, _ = run(image, change(changes={session: None}))
+    assert image.config("group", "g") == Map({heartbeat: "6000"})
+    image, _ = run(image, change(changes={}, replace_all=True))
+    assert not image.configs
 
 
 def test_producer_ids_come_in_blocks_that_never_overlap(image: Image) -> None:

@@ -66,6 +66,7 @@ KIO_COVERS = {
     "DescribeQuorum": range(3),
     "DescribeCluster": range(3),
     "UnregisterBroker": range(1),
+    "ListConfigResources": range(2),
     "DescribeTopicPartitions": range(1),
     "OffsetCommit": range(2, 11),
     "OffsetFetch": range(1, 11),

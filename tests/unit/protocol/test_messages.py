@@ -20,6 +20,7 @@ from chronik.protocol.errors import ErrorCode, ProtocolError
 from chronik.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
 from chronik.protocol.messages.configs import DescribeConfigsResourceResult
 from chronik.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
+from chronik.protocol.messages.groups import HeartbeatRequest
 from chronik.protocol.messages.headers import decode_request_header, skip_tagged_fields
 from chronik.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -540,6 +541,20 @@ def test_unknown_tagged_fields_are_passed_over() -> None:
 def test_null_is_refused_where_it_is_not_allowed(api: Api, version: int, body: str) -> None:
     with pytest.raises(ProtocolError):
         decode(api.request, golden(body), version, api.is_flexible(version))
+
+
+@pytest.mark.parametrize("group_id", ["x" * 32_768, "\udcff"], ids=["too long", "no Unicode"])
+def test_a_string_for_which_there_is_no_room_is_a_protocol_error(group_id: str) -> None:
+    request = HeartbeatRequest(group_id=group_id, generation_id=0, member_id="")
+    with pytest.raises(ProtocolError, match="HeartbeatRequest v0"):
+        encode(request, 0, flexible=False)
+
+
+@pytest.mark.parametrize("generation_id", [2**31, -(2**31) - 1, 10**20])
+def test_a_number_for_which_there_is_no_room_is_a_protocol_error(generation_id: int) -> None:
+    request = HeartbeatRequest(group_id="g", generation_id=generation_id, member_id="")
+    with pytest.raises(ProtocolError, match="HeartbeatRequest v4"):
+        encode(request, 4, flexible=True)
 
 
 def test_null_is_read_where_it_is_allowed() -> None:

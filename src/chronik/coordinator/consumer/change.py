@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
+from chronik.config.group_settings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
 from chronik.coordinator.consumer import records as log
 from chronik.coordinator.consumer.assignors import ASSIGNORS, MemberSpec
 from chronik.coordinator.consumer.group import (
@@ -54,7 +55,7 @@ def metadata_hash(topics: Iterable[str], image: Image) -> int:
 
 def heartbeat_interval_ms(state: GroupState, group: ConsumerGroup, now_ms: int) -> int:
     """How soon a member shall come again: sooner while the group changes."""
-    usual = state.config.integer("group.consumer.heartbeat.interval.ms")
+    usual = state.config.of_group(group.group_id, HEARTBEAT_INTERVAL)
     often = max(SETTLING_INTERVAL_MS, SETTLING_INTERVAL_MS_PER_MEMBER * len(group.members))
     if now_ms < group.settling_until_ms:
         return min(usual, often)
@@ -192,7 +193,7 @@ class GroupChange:
         if member.classic is not None:
             timeout_ms = member.classic.session_timeout_ms
         else:
-            timeout_ms = self._state.config.integer("group.consumer.session.timeout.ms")
+            timeout_ms = self._state.config.of_group(self._group_id, SESSION_TIMEOUT)
         self.set_timer("session", member.member_id, timeout_ms)
 
     def arm_rebalance(self, member: ConsumerMember) -> None:

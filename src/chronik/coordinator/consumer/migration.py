@@ -49,7 +49,7 @@ DOWNGRADES: Final = ("downgrade", "bidirectional")
 def check_upgrade(group: ClassicGroup, config: GroupConfig) -> None:
     """GROUP_ID_NOT_FOUND if a member of the consumer protocol cannot join this group."""
     reason = None
-    if config.text(POLICY).lower() not in UPGRADES:
+    if config.text(POLICY) not in UPGRADES:
         reason = "online upgrade is disabled"
     elif not group.uses_consumer_protocol:
         reason = "the group does not use the consumer embedded protocol"
@@ -68,7 +68,7 @@ def _no_upgrade(group: ClassicGroup, reason: str) -> KafkaError:
 
 def check_classic_join(group: ConsumerGroup, config: GroupConfig) -> None:
     """INCONSISTENT_GROUP_PROTOCOL if members of the classic protocol may not join this group."""
-    if config.text(POLICY).lower() == "disabled":
+    if config.text(POLICY) == "disabled":
         raise KafkaError(
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
             f"Cannot join the consumer group {group.group_id} with the classic protocol because "
@@ -182,7 +182,7 @@ def can_downgrade(group: ConsumerGroup, leaving: Collection[str], config: GroupC
     return (
         bool(staying)
         and all(member.classic is not None for member in staying)
-        and config.text(POLICY).lower() in DOWNGRADES
+        and config.text(POLICY) in DOWNGRADES
         and len(staying) <= config.integer("group.max.size")
     )
 

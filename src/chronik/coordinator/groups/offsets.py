@@ -52,6 +52,7 @@ from chronik.protocol.schema import NO_UUID
 TOPIC_ID_VERSION = 10  # of OffsetCommit and OffsetFetch: topics are named by their ids
 MEMBER_EPOCH_VERSION = 9  # of OffsetCommit: clients know of groups that are not found
 NO_OFFSET = -1
+TIMESTAMP_MAX = 2**63 - 1
 
 
 class Offsets:
@@ -69,7 +70,8 @@ class Offsets:
         self._check_commit(request, caller.version, now_ms)
         expires_ms = NO_TIMESTAMP
         if request.retention_time_ms >= 0:
-            expires_ms = now_ms + request.retention_time_ms
+            # "For ever" is the greatest number that there is, and the record has room for no more.
+            expires_ms = min(now_ms + request.retention_time_ms, TIMESTAMP_MAX)
         metadata_max = self._state.config.integer("offset.metadata.max.bytes")
         effects = Effects()
         by_id = caller.version >= TOPIC_ID_VERSION
@@ -183,6 +185,7 @@ class Offsets:
         return effects
 
     def _check_transactional(self, request: TxnOffsetCommitRequest, version: int) -> None:
+        _check_group_id(request.group_id)
         group = self._state.groups.get(request.group_id)
         member_id, instance_id = request.member_id, request.group_instance_id
         epoch = request.generation_id
@@ -298,6 +301,7 @@ class Offsets:
 
     def delete(self, request: OffsetDeleteRequest, token: Token) -> Effects:
         """Forget offsets of topics that the group does not read."""
+        _check_group_id(request.group_id)
         group = self._state.groups.get(request.group_id)
         if group is None:
             raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
@@ -310,35 +314,28 @@ class Offsets:
         effects = Effects()
         topics = []
         for topic in request.topics:
-            error_code = ErrorCode.NONE
-            if topic.name not in self._state.image.topics:
-                error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            elif is_subscribed(group, topic.name):
-                error_code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-            topics.append(self._delete_topic(effects, request.group_id, topic, error_code))
+            is_read = is_subscribed(group, topic.name)
+            topics.append(self._delete_topic(effects, request.group_id, topic, is_read=is_read))
         response = OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=topics)
         effects.reply(token, response)
         return effects
 
     def _delete_topic(
-        self,
-        effects: Effects,
-        group_id: str,
-        topic: OffsetDeleteRequestTopic,
-        error_code: ErrorCode,
+        self, effects: Effects, group_id: str, asked: OffsetDeleteRequestTopic, *, is_read: bool
     ) -> OffsetDeleteResponseTopic:
-        indexes = [partition.partition_index for partition in topic.partitions]
-        if error_code is ErrorCode.NONE:
-            for index in indexes:
-                if self._state.offsets.values_of(group_id, topic.name, index):
-                    forget(self._state, effects, group_id, topic.name, index)
-        return OffsetDeleteResponseTopic(
-            name=topic.name,
-            partitions=[
+        results = []
+        for partition in asked.partitions:
+            index, error_code = partition.partition_index, ErrorCode.NONE
+            if self._state.image.partition(asked.name, index) is None:
+                error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif is_read:
+                error_code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            elif self._state.offsets.values_of(group_id, asked.name, index):
+                forget(self._state, effects, group_id, asked.name, index)
+            results.append(
                 OffsetDeleteResponsePartition(partition_index=index, error_code=error_code)
-                for index in indexes
-            ],
-        )
+            )
+        return OffsetDeleteResponseTopic(name=asked.name, partitions=results)
 
     # Replay.
 
@@ -351,10 +348,18 @@ class Offsets:
         self._state.offsets.apply(key, value, producer_id)
 
 
+def _check_group_id(group_id: str) -> None:
+    """Plain commits may name no group: clients older than groups do."""
+    if not group_id:
+        raise KafkaError(ErrorCode.INVALID_GROUP_ID)
+
+
 def _commit_error(topic: Topic | None, partition: Any, metadata_max: int, by_id: bool) -> ErrorCode:
     if topic is None:
         if by_id:
             return ErrorCode.UNKNOWN_TOPIC_ID
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if not 0 <= partition.partition_index < len(topic.partitions):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if len(partition.committed_metadata or "") > metadata_max:
         return ErrorCode.OFFSET_METADATA_TOO_LARGE

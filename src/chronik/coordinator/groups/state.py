@@ -4,11 +4,12 @@ A shard is one partition of `__consumer_offsets`: the groups whose ids hash to i
 offsets. `classic`, `consumer` and `offsets` each move their own part of this state.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from chronik.config.effective import BrokerConfig
+from chronik.config.group_settings import group_value
 from chronik.coordinator.classic.group import ClassicGroup
 from chronik.coordinator.groups.committed_offsets import CommittedOffsets
 from chronik.coordinator.timers import Timers
@@ -19,15 +20,21 @@ if TYPE_CHECKING:
 
 
 class GroupConfig:
-    """The broker settings that groups follow, read when they are needed: some can change."""
+    """The settings that groups follow, the broker's and their own, read when they are needed."""
 
-    __slots__ = ("_broker",)
+    __slots__ = ("_broker", "_own")
 
-    def __init__(self, broker: Callable[[], BrokerConfig]) -> None:
+    def __init__(
+        self, broker: Callable[[], BrokerConfig], own: Callable[[str], Mapping[str, str]]
+    ) -> None:
         self._broker = broker
+        self._own = own  # what was set for a group, by its id
 
     def integer(self, name: str) -> int:
         return self._broker().integer(name)
+
+    def of_group(self, group_id: str, name: str) -> int:
+        return group_value(name, self._own(group_id), self._broker())
 
     def words(self, name: str) -> tuple[str, ...]:
         value = self._broker().get(name)

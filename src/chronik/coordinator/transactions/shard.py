@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from chronik.config.effective import BrokerConfig
 from chronik.coordinator.effects import Effects, ProducerStamp, Record, Token
 from chronik.coordinator.internal_topics import CONSUMER_OFFSETS
 from chronik.coordinator.timers import Timers
@@ -33,6 +34,8 @@ from chronik.metadata.image import Image
 from chronik.model import NO_PRODUCER_ID, TopicPartition
 from chronik.protocol.errors import ErrorCode
 
+ABORT_INTERVAL: Final = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
+EXPIRY_INTERVAL: Final = "transaction.remove.expired.transaction.cleanup.interval.ms"
 BUSY_WAIT_MS: Final = 500  # far more than markers take, far less than any client's patience
 
 Partitions = frozenset[TopicPartition]
@@ -76,13 +79,6 @@ class WriteMarkers:
     transaction_version: int
 
 
-class TransactionConfig(NamedTuple):
-    """The settings that transactions follow, read when they are needed."""
-
-    timeout_ms_max: Callable[[], int]
-    id_expiration_ms: Callable[[], int]
-
-
 class _Deferred(NamedTuple):
     token: Token
     busy: Any
@@ -92,7 +88,8 @@ class _Deferred(NamedTuple):
 class TransactionShard:
     """The machine of one shard."""
 
-    def __init__(self, config: TransactionConfig) -> None:
+    def __init__(self, config: Callable[[], BrokerConfig]) -> None:
+        """The settings are read when they are needed."""
         self._config = config
         self._timers = Timers()
         self._deferred: dict[str, list[_Deferred]] = {}
@@ -111,7 +108,7 @@ class TransactionShard:
         now_ms: int,
     ) -> Effects:
         """Give a producer its id and a new epoch, and shut out whoever had the old one."""
-        if not 0 < timeout_ms <= self._config.timeout_ms_max():
+        if not 0 < timeout_ms <= self._config().integer("transaction.max.timeout.ms"):
             return _answer(token, Outcome(ErrorCode.INVALID_TRANSACTION_TIMEOUT))
 
         def attempt(now_ms: int) -> Effects:
@@ -365,13 +362,16 @@ class TransactionShard:
         return self._prepare(aborting, now_ms)
 
     def _set_deadline(self, known: Transaction) -> None:
-        key = known.transactional_id
+        key, config = known.transactional_id, self._config()
         if known.state is S.ONGOING:
-            self._timers.set(key, known.started_ms + known.timeout_ms)
+            interval_ms = config.integer(ABORT_INTERVAL)
+            self._timers.set(key, _next_look(known.started_ms + known.timeout_ms, interval_ms))
         elif known.is_ending:
             self._timers.cancel(key)
         else:
-            self._timers.set(key, known.updated_ms + self._config.id_expiration_ms())
+            interval_ms = config.integer(EXPIRY_INTERVAL)
+            expiration_ms = config.integer("transactional.id.expiration.ms")
+            self._timers.set(key, _next_look(known.updated_ms + expiration_ms, interval_ms))
 
     # Waiting for markers.
 
@@ -455,6 +455,11 @@ class TransactionShard:
     def on_topics_changed(self, names: frozenset[str], now_ms: int) -> Effects:
         """Markers for a topic that is gone are dropped by whoever writes them."""
         return Effects()
+
+
+def _next_look(deadline_ms: int, interval_ms: int) -> int:
+    """The first time not before a deadline at which one looks, if one looks so often."""
+    return -(-deadline_ms // interval_ms) * interval_ms
 
 
 def _answer(token: Token, response: Any) -> Effects:

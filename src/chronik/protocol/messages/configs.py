@@ -1,12 +1,14 @@
-"""Configs: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs.
+"""Configs: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
 
 AlterConfigs replaces all settings of a resource; IncrementalAlterConfigs changes the named ones.
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 from chronik.protocol.schema import Message, boolean, int8, int16, int32, since, string, until
+
+CLIENT_METRICS: Final = 16
 
 
 class DescribeConfigsResource(Message):
@@ -130,3 +132,24 @@ class IncrementalAlterConfigsResponse(Message):
 
     throttle_time_ms: int32 = 0
     responses: Sequence[AlterConfigsResourceResponse]
+
+
+class ListConfigResourcesRequest(Message):
+    """Asks which resources of these types there are; none means all types that are known."""
+
+    resource_types: Annotated[Sequence[int8], since(1)] = ()
+
+
+class ConfigResource(Message):
+    """A resource that has settings. The first version is about client metrics only."""
+
+    resource_name: string
+    resource_type: Annotated[int8, since(1)] = CLIENT_METRICS
+
+
+class ListConfigResourcesResponse(Message):
+    """The resources, by their types and names."""
+
+    throttle_time_ms: int32 = 0
+    error_code: int16
+    config_resources: Sequence[ConfigResource]

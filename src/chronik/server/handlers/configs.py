@@ -3,7 +3,8 @@
 Versions: DescribeConfigs 0-4, AlterConfigs 0-2, IncrementalAlterConfigs 0-1.
 
 Behaviour
-    Resources are topics (2) and brokers (4; an empty name means the default of all brokers).
+    Resources are topics (2), brokers (4; an empty name means the default of all brokers) and
+    groups (32), which need not be there: what was set for one waits for it, and outlives it.
     AlterConfigs replaces everything that was set on a resource; IncrementalAlterConfigs sets,
     deletes, appends to or subtracts from single settings.
     v1 adds where a value comes from and its synonyms, v3 its type and documentation.
@@ -25,10 +26,11 @@ from chronik.config.effective import (
     in_topic_terms,
     topic_synonyms,
 )
+from chronik.config.group_settings import GROUP_SETTINGS, group_synonyms
 from chronik.config.topic_settings import TOPIC_SETTINGS
 from chronik.metadata.commands import AlterConfig
 from chronik.metadata.controller import check_topic_name
-from chronik.metadata.image import BROKER, TOPIC
+from chronik.metadata.image import BROKER, GROUP, TOPIC
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.protocol.messages.configs import (
     AlterConfigsRequest,
@@ -51,7 +53,9 @@ from chronik.server.handlers.topics import submit
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
+GROUP_RESOURCE: Final = 32
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
+_DEFINITIONS: Final = {TOPIC: TOPIC_SETTINGS, GROUP: GROUP_SETTINGS, BROKER: BROKER_SETTINGS}
 _BROKER_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 TIMEOUT_MS: Final = 30_000  # These requests carry none; this is the clients' own default.
 
@@ -80,34 +84,41 @@ def _describe(
     context: Context, request: DescribeConfigsRequest, resource: DescribeConfigsResource
 ) -> list[DescribeConfigsResourceResult]:
     kind, name = _resource(context, resource.resource_type, resource.resource_name)
+    keys = resource.configuration_keys
+    return [
+        _described(request, definition, synonyms, kind)
+        for definition, synonyms in _settings(context, kind, name)
+        if not keys or definition.name in keys
+    ]
+
+
+def _settings(context: Context, kind: str, name: str) -> list[tuple[Definition, list[Synonym]]]:
+    """The settings of a resource, and where each has a value."""
     config = context.node.broker_config()
+    overrides = context.image.config(kind, name)
     if kind == TOPIC:
         check_topic_name(name)
         if name not in context.image.topics:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        overrides = context.image.config(TOPIC, name)
-        found = [
+        return [
             (definition, topic_synonyms(definition, overrides, config))
             for definition in TOPIC_SETTINGS.values()
         ]
-    elif name == "":
+    if kind == GROUP:
+        return [
+            (definition, group_synonyms(definition, overrides, config))
+            for definition in GROUP_SETTINGS.values()
+        ]
+    if name == "":
         cluster_only = BrokerConfig(static={}, cluster=config.cluster, broker={})
-        found = [
+        return [
             (definition, list(cluster_only.synonyms(definition)))
             for definition in BROKER_SETTINGS.values()
             if definition.name in config.cluster
         ]
-    else:
-        config = broker_config(context.node.settings, context.image, int(name))
-        found = [
-            (definition, list(config.synonyms(definition)))
-            for definition in BROKER_SETTINGS.values()
-        ]
-    keys = resource.configuration_keys
+    config = broker_config(context.node.settings, context.image, int(name))
     return [
-        _described(request, definition, synonyms, topic=kind == TOPIC)
-        for definition, synonyms in found
-        if not keys or definition.name in keys
+        (definition, list(config.synonyms(definition))) for definition in BROKER_SETTINGS.values()
     ]
 
 
@@ -115,15 +126,14 @@ def _described(
     request: DescribeConfigsRequest,
     definition: Definition,
     synonyms: Sequence[Synonym],
-    *,
-    topic: bool,
+    kind: str,
 ) -> DescribeConfigsResourceResult:
     first = synonyms[0] if synonyms else Synonym(definition.name, None, Source.DEFAULT)
-    value = in_topic_terms(definition, first) if topic else first.value
+    value = in_topic_terms(definition, first) if kind == TOPIC else first.value
     return DescribeConfigsResourceResult(
         name=definition.name,
         value=value,
-        read_only=not topic and definition.update is Update.READ_ONLY,
+        read_only=kind == BROKER and definition.update is Update.READ_ONLY,
         is_default=first.source is Source.DEFAULT,
         config_source=first.source,
         is_sensitive=False,
@@ -142,6 +152,10 @@ def _resource(context: Context, resource_type: int, name: str) -> tuple[str, str
     """What a resource of the wire means here, or KafkaError."""
     if resource_type == TOPIC_RESOURCE:
         return TOPIC, name
+    if resource_type == GROUP_RESOURCE:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
+        return GROUP, name
     if resource_type != BROKER_RESOURCE:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST, f"Resources of type {resource_type} have no settings here."
@@ -238,7 +252,7 @@ def _changes(context: Context, resource: IncrementalAlterConfigsResource) -> dic
     if len(set(names)) != len(names):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "A setting was named more than once.")
     current = context.image.config(kind, name)
-    definitions = TOPIC_SETTINGS if kind == TOPIC else BROKER_SETTINGS
+    definitions = _DEFINITIONS[kind]
     changes: dict[str, str | None] = {}
     for config in resource.configs:
         definition = definitions.get(config.name)

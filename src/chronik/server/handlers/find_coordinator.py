@@ -4,7 +4,8 @@ Versions: 0-6 (0 knows groups only, 4 and later take many keys).
 
 Behaviour: the leader of the key's partition of `__consumer_offsets` or `__transaction_state`
 coordinates it. The first request creates that topic. A key type that we do not know is
-INVALID_REQUEST; a partition without a leader is COORDINATOR_NOT_AVAILABLE. Like Metadata it waits
+INVALID_REQUEST; a partition without a leader is COORDINATOR_NOT_AVAILABLE. A broker that rests, for
+maintenance or because its disk is full, coordinates what it still leads. Like Metadata it waits
 until it is known whether a broker is gone whose connection has just closed.
 """
 
@@ -51,9 +52,10 @@ async def _find(context: Context, key_type: int, key: str) -> Coordinator:
     try:
         topic = await _coordinator(context, key_type).ensure_topic()
         index = _coordinator(context, key_type).partition_of(key, topic)
-        broker = context.image.brokers.get(topic.partitions[index].leader)
-        if broker is None or broker.status != "online":
+        leader = topic.partitions[index].leader
+        if leader not in context.image.online_ids:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        broker = context.image.brokers[leader]
     except KafkaError as error:
         return Coordinator(
             key=key,

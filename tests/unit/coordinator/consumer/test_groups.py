@@ -3,6 +3,7 @@
 import pytest
 from consumer_world import GROUP, Member, World, settle
 
+from chronik.coordinator.consumer.change import SETTLING_MS
 from chronik.coordinator.consumer.checks import check_commit, check_fetch
 from chronik.coordinator.consumer.group import ConsumerGroup, ConsumerState, MemberState
 from chronik.coordinator.effects import Effects
@@ -701,3 +702,29 @@ def test_a_report_of_the_member_decides_not_its_silence(world):
     assert first.send(topic_partitions=everything).member_epoch == 1
     assert first.send().member_epoch == 1
     assert first.beat().member_epoch == 2
+
+
+def test_a_group_has_its_own_interval_and_session_timeout(world):
+    world.group_settings["g"] = {
+        "consumer.heartbeat.interval.ms": "7000",
+        "consumer.session.timeout.ms": "50000",
+    }
+    (member,) = joined(world, Member(world, "a", "t"))
+    (other,) = joined(world, Member(world, "a", "t", group_id="other"))
+    world.tick(SETTLING_MS)
+    assert member.beat().heartbeat_interval_ms == 7_000
+    assert other.beat().heartbeat_interval_ms == 5_000
+    world.tick(45_000)
+    assert (len(world.group().members), len(world.group("other").members)) == (1, 0)
+    world.tick(5_000)
+    assert not world.group().members
+
+
+def test_a_change_of_the_session_timeout_counts_from_the_next_heartbeat(world):
+    (member,) = joined(world, Member(world, "a", "t"))
+    world.group_settings["g"] = {"consumer.session.timeout.ms": "60000"}
+    assert member.beat().error_code == NONE
+    world.tick(59_999)
+    assert world.group().members
+    world.tick(1)
+    assert not world.group().members

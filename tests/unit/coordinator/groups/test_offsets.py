@@ -54,14 +54,14 @@ def commit(world, version=8, partition=0, offset=1, **fields):
     return ErrorCode(answer.topics[0].partitions[0].error_code)
 
 
-def delete(world, *partitions):
+def delete(world, *partitions, group="g"):
     topics = [
         OffsetDeleteRequestTopic(
             name=name, partitions=[OffsetDeleteRequestPartition(partition_index=index)]
         )
         for name, index in partitions
     ]
-    request = OffsetDeleteRequest(group_id="g", topics=topics)
+    request = OffsetDeleteRequest(group_id=group, topics=topics)
     answer = world.ask(lambda shard, token, now_ms: shard.offset_delete(request, token, now_ms))
     if isinstance(answer, ErrorCode):
         return answer
@@ -97,6 +97,16 @@ def test_commit_for_a_topic_that_does_not_exist(world):
     codes = world.commit({T0: 1, ("nowhere", 0): 1})
     assert codes == [ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     assert world.fetch() == {T0: 1}
+
+
+@pytest.mark.parametrize("partition", [-1, 2, 2**31 - 1])
+def test_commit_for_a_partition_that_does_not_exist(world, partition):
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert world.commit({T0: 5, ("t", partition): 6}) == [ErrorCode.NONE, unknown]
+    assert commit(world, version=10, partition=partition) is unknown
+    assert world.txn_commit(7, {T1: 5, ("t", partition): 6}) == [ErrorCode.NONE, unknown]
+    world.end(7, committed=True)
+    assert world.fetch() == {T0: 5, T1: 5}
 
 
 def test_metadata_and_epoch_are_kept_as_given(world):
@@ -293,6 +303,18 @@ def test_delete_offsets(world):
     assert world.fetch() == {U0: 2}
 
 
+def test_delete_offsets_of_partitions_that_do_not_exist(world):
+    world.commit({T0: 5})
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert delete(world, ("t", 2), ("t", -1), T0) == [unknown, unknown, ErrorCode.NONE]
+
+
+def test_only_plain_commits_may_name_no_group(world):
+    assert world.commit({T0: 5}, group="") is ErrorCode.NONE
+    assert world.txn_commit(7, {T0: 6}, group="") is ErrorCode.INVALID_GROUP_ID
+    assert delete(world, T0, group="") is ErrorCode.INVALID_GROUP_ID
+
+
 def test_offsets_of_subscribed_topics_stay(world):
     a = Client(world, "a")
     stable_group(world, a)
@@ -404,6 +426,13 @@ def test_retention_of_a_commit_counts(world):
     assert world.fetch() == {T0: 1}
     world.advance(2 * CHECK_MS)
     assert world.fetch() == {}
+
+
+def test_retention_for_ever_fits_into_the_record(world):
+    assert world.commit({T0: 5}, version=4, retention_time_ms=2**63 - 1) is ErrorCode.NONE
+    world.crash()
+    world.advance(100 * WEEK_MS)
+    assert world.fetch(T0) == {T0: 5}
 
 
 def test_pending_offsets_hold_up_expiry(world):

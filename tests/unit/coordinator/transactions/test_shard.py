@@ -204,13 +204,40 @@ def test_adding_partitions_does_not_move_the_time_out(driver: Driver) -> None:
     assert driver.known.state is S.PREPARE_ABORT
 
 
+def test_times_out_when_open_transactions_are_looked_at_next(driver: Driver) -> None:
+    driver.shard = new_shard(
+        transaction_abort_timed_out_transaction_cleanup_interval_ms=10_000,
+    )
+    driver.now_ms += 3_000
+    begun(driver)
+    driver.tick(TIMEOUT_MS)
+    assert driver.known.state is S.ONGOING
+    driver.tick(6_999)
+    assert driver.known.state is S.ONGOING
+    driver.tick(1)
+    assert driver.known.state is S.PREPARE_ABORT
+
+
+def test_ids_are_forgotten_when_they_are_looked_at_next(driver: Driver) -> None:
+    driver.shard = new_shard(
+        transactional_id_expiration_ms=4_000,
+        transaction_remove_expired_transaction_cleanup_interval_ms=10_000,
+    )
+    driver.finish(begun(driver))
+    assert driver.now_ms % 10_000 == 0
+    driver.tick(9_999)
+    assert "t" in driver.shard.transactions
+    driver.tick(1)
+    assert "t" not in driver.shard.transactions
+
+
 def test_unused_ids_are_forgotten_after_a_week(driver: Driver) -> None:
     stamp = begun(driver)
     driver.end(stamp)
     driver.write_markers()
     driver.tick(7 * 24 * HOUR_MS - 1)
     assert "t" in driver.shard.transactions
-    driver.tick(1)
+    driver.tick(HOUR_MS)  # So often they are looked at.
     assert "t" not in driver.shard.transactions
     assert driver.log[-1].value is None
     assert driver.add(stamp, A0).error_code is ErrorCode.INVALID_PRODUCER_ID_MAPPING
