@@ -10,6 +10,7 @@ from chronik.metadata.image import id_text
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.raft.messages import AppendEntries
 from chronik.raft.types import Role
+from chronik.server.members import Remove
 
 
 @pytest.fixture
@@ -214,3 +215,41 @@ def test_a_member_that_missed_who_was_let_in_follows_that_one_all_the_same(clust
     assert cluster.scheduler.run_until(has_all, 20.0)
     assert joined.node.role is Role.LEADER
     assert 4 in away.node.membership.members
+
+
+def test_a_member_that_missed_a_replacement_follows_it_all_the_same():
+    """It has heard that the old one is gone, and still shows its registration."""
+    with Cluster(0, 4).existing() as cluster:
+        for node_id in cluster.machines:
+            cluster.start(node_id)
+        assert cluster.scheduler.run_until(lambda: len(cluster.serving) == 4, 10.0)
+        cluster.scheduler.run(2.0)
+        leader, (away, victim, _) = cluster.leader, others(cluster)
+        node_id = victim.node_id
+        cluster.wipe(node_id)
+        cluster.scheduler.run(5.0)
+        change = Remove(node_id, accepts_loss=True, replaces=True)
+        removed = leader.do(
+            lambda: leader.loop.create_task(leader.broker.members.change(change), name="remove")
+        )
+        members = away.node.members
+        assert cluster.scheduler.run_until(lambda: node_id not in members.current.members, 10.0)
+        rest = [each for each in cluster.processes.values() if each is not away]
+        cut = links(away, [*rest, victim])
+        cluster.network.break_links(cut)
+        assert node_id in away.metadata.image.brokers
+        assert cluster.scheduler.run_until(removed.done, 10.0)
+        cluster.start(node_id)
+        assert cluster.scheduler.run_until(lambda: node_id in leader.node.membership.voters, 60.0)
+        cluster.machines[node_id].is_stranger = False
+        cluster.scheduler.run(15.0)
+        leader.do(lambda: leader.metadata.consensus.transfer(node_id))
+        again = cluster.processes[node_id]
+        assert cluster.scheduler.run_until(lambda: again.node.role is Role.LEADER, 10.0)
+        cluster.network.mend_links(cut)
+
+        def has_all():
+            return away.metadata.applied_index == again.metadata.applied_index
+
+        assert cluster.scheduler.run_until(has_all, 20.0)
+        assert again.node.role is Role.LEADER

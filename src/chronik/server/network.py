@@ -120,8 +120,13 @@ class Network:
         if self.metadata is None:
             return None
         node_id = peer.node_id
-        bound = self.metadata.consensus.node.membership.directories.get(node_id)
-        if bound is None:  # A founder that the members do not name yet.
+        members = self.metadata.consensus.node.membership
+        if node_id not in members.members:
+            # Its word counts nothing here, whatever directory its number had before. But it may
+            # be a replacement that leads by now, and this node has heard of the removal only.
+            return None
+        bound = members.directories.get(node_id)
+        if bound is None:  # A founder whose directory the members do not name yet.
             broker = self.metadata.image.brokers.get(node_id)
             bound = self.directories.get(node_id) if broker is None else broker.directory_id
         if bound is None or bound == peer.directory_id:
