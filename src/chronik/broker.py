@@ -269,7 +269,7 @@ class Broker:
             self.network.meet()
 
     def _on_connected(self, peer: internal.Identity) -> None:
-        self._secret.keep()  # Somebody else has proved to know it.
+        self._secret.maybe_keep()  # Somebody else has proved to know it.
         self.supervision.connected(peer)
 
     def _on_call(self, peer: internal.Hello, method: str, body: bytes) -> Awaitable[bytes] | bytes:

@@ -149,7 +149,10 @@ async def _ask_all(cluster: Cluster) -> Answers:
     counts = answers.newest.counts if answers.newest else None
     if counts is None or not counts.moving_count:
         return answers
-    return replace(answers, moves=await copying(cluster))
+    try:
+        return replace(answers, moves=await copying(cluster))
+    except (ConnectionFailed, KafkaError):
+        return answers  # Who knows of moves does not answer; the rest is worth telling.
 
 
 def summary(answers: Answers) -> dict[str, Any]:

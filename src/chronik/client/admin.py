@@ -391,11 +391,11 @@ class Admin:
                     DESCRIBE_LOG_DIRS,
                     timeout_s=self._cluster.timeout_s,
                 )
-            except ConnectionFailed:
+                check(response.error_code, f"disks of node {node_id}")
+            except (ConnectionFailed, KafkaError):
                 if not skip_silent:
                     raise
                 return node_id, ()
-            check(response.error_code, f"disks of node {node_id}")
             return node_id, response.results
 
         return dict(await asyncio.gather(*map(ask, self._cluster.brokers)))

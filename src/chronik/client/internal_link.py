@@ -52,9 +52,6 @@ UNACKNOWLEDGED_MS_MAX: Final = 2_000
 # And if nothing is under way either, these probes (seconds, seconds, count) find out.
 KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 
-# Our own reason: a node without a cluster listens where another one was expected.
-_ELSEWHERE: Final = "elsewhere"
-
 
 class NotSent(ConnectionFailed):
     """There was no connection to send over: the peer has certainly done nothing."""
@@ -65,8 +62,7 @@ class PeerRefused(NotSent):
 
     def __init__(self, address: Address, reason: str, *, is_unformed: bool = False) -> None:
         super().__init__(address, reason)
-        # It knows of no cluster, or cannot tell us: not of one to which we could belong.
-        self.is_unformed = is_unformed
+        self.is_unformed = is_unformed  # it says that it has no cluster
 
 
 def _nothing(*_: Any) -> None:
@@ -251,8 +247,7 @@ async def open_link(
         link.abort("given up")
         await link.wait_closed()
         if isinstance(error, HandshakeRefused | ProtocolError):
-            code = error.code if isinstance(error, HandshakeRefused) else ""
-            is_unformed = code in ("secret", _ELSEWHERE)
+            is_unformed = isinstance(error, HandshakeRefused) and error.peer_cluster_id == ""
             raise PeerRefused(address, str(error), is_unformed=is_unformed) from None
         if isinstance(error, TimeoutError):
             raise NotSent(address, f"no handshake within {timeout_s:g} s") from None
@@ -290,7 +285,11 @@ async def _shake_hands(
     if not link.is_open:
         raise ConnectionResetError("the connection was closed")
     link.write(handshake.opening)
-    return await reached
+    try:
+        return await reached
+    except HandshakeRefused as error:
+        error.peer_cluster_id = handshake.peer_cluster_id
+        raise
 
 
 def _unexpected(frame: bytes) -> None:
@@ -298,12 +297,13 @@ def _unexpected(frame: bytes) -> None:
 
 
 def _check(identity: Identity, peer: Challenge, node_id: int | None) -> None:
+    reason = mismatch(identity, peer)
     if node_id is not None and peer.node_id != node_id:
         reason = f"this is node {peer.node_id}, and node {node_id} was expected here"
-        raise HandshakeRefused("not-admitted" if peer.cluster_id else _ELSEWHERE, reason)
-    reason_or_none = mismatch(identity, peer)
-    if reason_or_none is not None:
-        raise HandshakeRefused("not-admitted", reason_or_none)
+    if reason is not None:
+        refused = HandshakeRefused("not-admitted", reason)
+        refused.peer_cluster_id = peer.cluster_id
+        raise refused
 
 
 def _fail(future: "asyncio.Future[Any]", error: Exception) -> None:

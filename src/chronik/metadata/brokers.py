@@ -79,6 +79,11 @@ def register_broker(
         loss = after_loss(image, command.node_id, min_isr, is_unclean=True, is_back=True)
         records += loss
         image = image.apply(loss)
+    if known is None:
+        # Nor has this one anything that was given up with the one before it.
+        gone = list(_given_up(image, command.node_id))
+        records += gone
+        image = image.apply(gone)
     back = after_return(image, command.node_id)
     # A restart may have brought a lower min.insync.replicas to whoever decides.
     stale = no_longer_eligible(image.apply(back), min_isr)

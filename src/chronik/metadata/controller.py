@@ -379,14 +379,14 @@ def _check_group(
 
 
 def _check_dynamic(changes: Mapping[str, str | None], broker_name: str) -> None:
-    for name in changes:
+    for name, value in changes.items():
         update = BROKER_SETTINGS[name].update
         if update is Update.READ_ONLY:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
                 f"Cannot update the broker config {name} dynamically: it is read at the start.",
             )
-        if name == MIN_IN_SYNC and broker_name != "":
+        if name == MIN_IN_SYNC and broker_name != "" and value is not None:
             # Who leads and who decides must not take different numbers for it.
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,

@@ -21,7 +21,13 @@ from chronik.metadata.commands import (
 )
 from chronik.metadata.decision import Decision
 from chronik.metadata.image import TOPIC, Image, Topic
-from chronik.metadata.partitions import changed, check_leader_epoch, choose_leader, find
+from chronik.metadata.partitions import (
+    changed,
+    check_leader_epoch,
+    choose_leader,
+    completion,
+    find,
+)
 from chronik.metadata.records import (
     NO_LEADER,
     BrokerStatus,
@@ -137,7 +143,8 @@ def _unclean(image: Image, choice: UncleanChoice) -> Record:
             ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
             "Somebody else has all that is committed, and is online.",
         )
-    record = changed(partition, leader=leader, isr=(leader,), elr=())
+    ended = completion(image, partition, (leader,))
+    record = changed(partition, **(ended or {"leader": leader, "isr": (leader,), "elr": ()}))
     assert record is not None
     return record
 

@@ -2,7 +2,8 @@
 
 A leader is always a member of the in-sync set whose broker is not offline; if there is none, an
 eligible replica (KIP-966), which is then the only one in sync. Where there is none either the
-partition has no leader, and its in-sync set stays as it is: it names who has the data.
+partition has no leader, and its in-sync set stays as it is: it names who has the data, if anybody
+still does.
 
 Invariants
     The in-sync set is a part of the replicas; the leader, if any, is in it. It is empty only where

@@ -49,6 +49,7 @@ class HandshakeRefused(Exception):
         super().__init__(code, reason)
         self.code = code
         self.reason = reason
+        self.peer_cluster_id: str | None = None  # what the other side said of itself, if it did
 
     def __str__(self) -> str:
         return self.reason
@@ -80,8 +81,13 @@ class ConnectingHandshake:
         self.opening = encode_frame(hello)
         self.peer: Challenge | None = None  # who was reached, once that is proved
         self._secret = secret
-        self._challenge: Challenge | None = None
+        self._challenge: Challenge | None = None  # who was reached, as it says
         self._challenge_frame = b""
+
+    @property
+    def peer_cluster_id(self) -> str | None:
+        """The cluster of who was reached, as it says itself: none is empty."""
+        return None if self._challenge is None else self._challenge.cluster_id
 
     def receive(self, frame: bytes) -> bytes:
         """Take a frame; what to write in answer. HandshakeRefused or ProtocolError ends it."""

@@ -85,7 +85,7 @@ class ControllerTasks:
         return False
 
     async def _elect_uncleanly(self) -> bool:
-        """Elect where that is allowed; whether some could not be."""
+        """Elect where losses are allowed, or have been accepted; whether some could not be."""
         image = self._metadata.image
         is_allowed = allows_unclean(image, self._config())
         waiting = leaderless(image, is_allowed, ELECTIONS_MAX)

@@ -18,6 +18,7 @@ may join is decided there, by the cluster's secret.
 import asyncio
 import logging
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -159,9 +160,11 @@ class Formation:
                 f"--peers: the nodes there are of cluster {formed.cluster_id}, which another list "
                 "of peers has formed; to become a node of it, start with --join"
             )
+        addresses = deque(Address(*each.internal) for each in others)
 
         async def find() -> Sequence[Address]:
-            return [Address(*each.internal) for each in others]
+            addresses.rotate(-1)  # The first that answers may be as empty, and wait for this one.
+            return tuple(addresses)
 
         # Without an end: a node of a cluster that has lost its quorum waits like the others.
         return await self._join(find, patience_s=None)
@@ -174,9 +177,9 @@ class Formation:
         while True:
             try:
                 joined = await self._ask_join(await find())
-            except PeerRefused as error:
-                raise WrongDirectory(_refused(error)) from None
             except (ConnectionFailed, KafkaError) as error:
+                if isinstance(error, PeerRefused) and not error.is_unformed:
+                    raise WrongDirectory(_refused(error)) from None
                 if isinstance(error, KafkaError) and error.code not in _TRANSIENT:
                     raise WrongDirectory(error.message or error.code.name) from None
                 if deadline is not None and loop.time() > deadline:

@@ -11,6 +11,7 @@ Invariant: node.json names a cluster only once this node has formed it, or was a
 Before it asks to be, the directory's id is written down: after a crash it asks as the same one.
 """
 
+import logging
 import secrets
 import uuid
 from typing import Final
@@ -19,6 +20,8 @@ import msgspec
 
 from chronik.metadata.image import id_text
 from chronik.storage.disk import Disk
+
+logger = logging.getLogger(__name__)
 
 DATA_FORMAT: Final = 1
 SECRET_BYTES: Final = 32  # as many as the digest that it is used for
@@ -103,6 +106,15 @@ class Secret:
         if not self._disk.exists(self._path):
             return None
         return bytes(self._disk.pread(self._path, self._disk.size(self._path), 0)).strip()
+
+    def maybe_keep(self) -> bool:
+        """The same as far as the disk lets it be; whether it is kept now."""
+        try:
+            self.keep()
+        except OSError as error:
+            logger.warning("secret not kept yet", extra={"error": str(error)})
+            return False
+        return True
 
     def keep(self) -> None:
         """Have it at the next start, whether or not it is given then."""

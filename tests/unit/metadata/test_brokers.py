@@ -324,6 +324,15 @@ def test_another_directory_does_not_pass_for_the_only_copy(alone: Image) -> None
     assert (first(image).leader, first(image).isr, first(image).elr) == (2, (2,), ())
 
 
+def test_what_was_given_up_before_is_given_up_at_the_next_registration(alone: Image) -> None:
+    """Removals of an earlier release left the number of the broker in the in-sync set."""
+    image, _ = status(alone, 1, OFFLINE)
+    image = image.apply([BrokerRemovedRecord(node_id=1)])
+    assert first(image).isr == (1,)
+    image, _ = run(image, registration(1, "next", directory="empty"), next_index=50)
+    assert (first(image).leader, first(image).isr) == (-1, ())
+
+
 def test_who_may_have_most_is_waited_for(alone: Image) -> None:
     image, _ = status(alone, 1, OFFLINE)
     image, _ = run(image, RemoveBroker(node_id=1, accepts_loss=True))
@@ -414,6 +423,9 @@ def test_all_brokers_have_one_min_insync(three: Image) -> None:
     error = refused(three, AlterConfig(resource=BROKER, resource_name="2", changes=changes))
     assert error.code is ErrorCode.INVALID_CONFIG
     assert "for a single broker" in str(error)
+    # One that an earlier release has taken can be taken away.
+    changes = {"min.insync.replicas": None}
+    run(three, AlterConfig(resource=BROKER, resource_name="2", changes=changes))
 
 
 def test_who_lost_its_memory_is_neither_in_sync_nor_eligible(careful: Image) -> None:

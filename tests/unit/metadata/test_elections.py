@@ -149,6 +149,17 @@ def test_an_unclean_election_is_refused(
     assert (codes(elected), after) == ([(0, code)], image)
 
 
+def test_an_unclean_election_ends_a_move_that_it_completes() -> None:
+    moving = partition(
+        0, (2, 1), isr=(), leader=NO_LEADER, adding_replicas=(2,), removing_replicas=(1,)
+    )
+    after, elected, _ = run(image_of(moving, b1=OFFLINE), choice(2))
+    assert codes(elected) == [(0, ErrorCode.NONE)]
+    (now,) = after.partitions()
+    assert (now.replicas, now.isr, now.leader) == ((2,), (2,), 2)
+    assert not now.is_moving
+
+
 def test_the_last_epoch_counts_before_the_end_offset() -> None:
     assert greatest(LOST, [(2, (4, 900)), (3, (5, 100))]) == 3
     assert greatest(LOST, [(2, (5, 101)), (3, (5, 100))]) == 2
