@@ -186,7 +186,7 @@ class IcebergLakeTable:
         self.name = name
         self._catalog = catalog
         self._identifier = (namespace, name)
-        table = catalog.load_table(self._identifier)
+        table = _loaded(catalog, self._identifier)
         self.location = table.location()
         self.storage = Storage(self.location, store)
         self.partitioning = _partitioning(table.metadata)
@@ -230,7 +230,16 @@ class IcebergLakeTable:
 
     @_telling
     def load(self) -> IcebergState:
-        return IcebergState(self._catalog.load_table(self._identifier), self.partitioning)
+        return IcebergState(self._loaded(), self.partitioning)
+
+    def _loaded(self) -> Table:
+        try:
+            return _loaded(self._catalog, self._identifier)
+        except NoSuchTableError:
+            raise LakeError(
+                f"table {self.name} is no longer in the catalog: put it back, or start the "
+                "pipeline again to begin a new one"
+            ) from None
 
     def file_schema(self, state: TableState) -> pa.Schema:
         return state.schema
@@ -292,7 +301,7 @@ class IcebergLakeTable:
         wanted = pa.schema([*added, *widened])
         failure: Exception | None = None
         for _ in range(COMMIT_ATTEMPTS_MAX):
-            table = self._catalog.load_table(self._identifier)
+            table = self._loaded()
             try:
                 with table.update_schema() as update:
                     update.union_by_name(wanted)
@@ -304,7 +313,7 @@ class IcebergLakeTable:
     @_telling
     def expire(self, now_ms: int, pin_ms: int) -> None:
         for _ in range(COMMIT_ATTEMPTS_MAX):
-            table = self._catalog.load_table(self._identifier)
+            table = self._loaded()
             made = [(each.snapshot_id, each.timestamp_ms) for each in table.metadata.snapshots]
             keep = kept(made, now_ms=now_ms, pin_ms=pin_ms)
             current = table.current_snapshot()
@@ -321,10 +330,23 @@ class IcebergLakeTable:
     def unreferenced(self, now_ms: int, age_ms: int) -> list[str]:
         # List first: what is committed after that is in the references, not the other way round.
         listed = [path for path, _, changed in self.storage.list() if changed <= now_ms - age_ms]
-        table = self._catalog.load_table(self._identifier)
+        table = self._loaded()
         prefix = table.location() + "/"
         used = {path.removeprefix(prefix) for path in _referenced(table)}
         return [path for path in listed if path not in used and not path.startswith("_")]
+
+
+def _loaded(catalog: Catalog, identifier: tuple[str, str]) -> Table:
+    """A table of a catalog, or NoSuchTableError; LakeError if the catalog is all that there is."""
+    try:
+        return catalog.load_table(identifier)
+    except FileNotFoundError as error:
+        name = ".".join(identifier)
+        raise LakeError(
+            f"the catalog has a table {name}, and its files are not there: put them back, or drop "
+            f"it from the catalog to begin a new one (`pyiceberg drop table {name}`, as "
+            f"docs/SPARK.md says): {complaint(error)}"
+        ) from error
 
 
 def _types(schema: Schema, partitioning: tuple[PartitionField, ...]) -> list[IcebergType]:
