@@ -4,6 +4,9 @@ Both reach the user through Spark's own error, as its last line; so each message
 that says what is wrong and what to do.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class OptionsError(ValueError):
     """Options that are unknown, wrong or contradict each other."""
@@ -19,3 +22,12 @@ class SourceError(RuntimeError):
 
 class UnknownTopic(SourceError):
     """A topic that is not there, and did not appear within the time that a creation takes."""
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """What somebody may have meant by a name that is not known."""
+    by_case = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), by_case, n=1)
+    if near:
+        return f"did you mean {by_case[near[0]]}?"
+    return "there are: " + ", ".join(sorted(by_case.values()))

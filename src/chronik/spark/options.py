@@ -8,7 +8,6 @@ Values are checked here, before anything connects; what needs the cluster to be 
 partitions, offsets) is checked when a read is planned.
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Final
 
 from chronik.protocol.codecs import CODECS
 from chronik.spark.connection import Connection
-from chronik.spark.errors import OptionsError
+from chronik.spark.errors import OptionsError, hint
 from chronik.spark.positions import (
     EARLIEST,
     LATEST,
@@ -301,13 +300,7 @@ class _Given:
                     f"{name} is a setting of Kafka's Java client, and this source has none such:"
                     " leave it out"
                 )
-            near = difflib.get_close_matches(name, self._known, n=1)
-            hint = (
-                f"did you mean {self._known[near[0]]}?"
-                if near
-                else "there are: " + ", ".join(sorted(self._known.values()))
-            )
-            raise OptionsError(f"there is no option {name}: {hint}")
+            raise OptionsError(f"there is no option {name}: {hint(name, self._known.values())}")
 
     def connection(self) -> Connection:
         """The brokers and how to log in there."""
