@@ -149,6 +149,10 @@ def read_options(options: Mapping[str, str], *, is_stream: bool | None) -> ReadO
     if is_stream is False and starting == Edge(LATEST):
         raise OptionsError("startingOffsets=latest would read nothing: a batch ends at the latest")
     isolation = given.choice("isolation", tuple(_ISOLATIONS)) or "read_committed"
+    include_headers, columns = given.boolean("includeHeaders", False), given.names("columns")
+    headers = HEADERS if decode is None else f"_{HEADERS}"
+    if include_headers and columns is not None and headers not in columns:
+        raise OptionsError(f"includeHeaders adds {headers}, which columns lacks: keep one of them")
     return ReadOptions(
         connection=given.connection(),
         subscription=_subscription(given),
@@ -160,8 +164,8 @@ def read_options(options: Mapping[str, str], *, is_stream: bool | None) -> ReadO
         max_offsets=given.number("maxOffsetsPerTrigger"),
         max_bytes=given.byte_count("maxBytesPerTrigger"),
         fail_on_data_loss=given.boolean("failOnDataLoss", True),
-        include_headers=given.boolean("includeHeaders", False),
-        columns=given.names("columns"),
+        include_headers=include_headers,
+        columns=columns,
         read_committed=_ISOLATIONS[isolation],
         group_id=given.text("groupId"),
         decode=decode,

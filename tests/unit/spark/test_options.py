@@ -114,6 +114,11 @@ def test_kafka_names_for_group_and_isolation() -> None:
         ({"schema": "a int"}, "add decode=json"),
         ({"columns": "key,,value"}, "empty name"),
         ({"columns": "key,key"}, "one twice"),
+        ({"includeHeaders": "true", "columns": "value"}, "includeHeaders adds headers, which"),
+        (
+            {"includeHeaders": "true", "columns": "headers", "decode": "string"},
+            "adds _headers, which columns lacks",
+        ),
         ({"groupId": "g"}, "not for batch reads"),
         ({"maxOffsetsPerTrigger": "1"}, "not for batch reads"),
         ({"bootstrap": "other:1"}, "differ: keep one"),
