@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronik.spark import table
-from chronik.spark.errors import DataLossError, OptionsError
+from chronik.spark.errors import DataLossError, OptionsError, SourceError
 from chronik.spark.log_facts import Topic
 from chronik.spark.offset_range import OffsetRange
 from chronik.spark.planning import LogSpan
@@ -114,3 +114,14 @@ def test_an_error_of_spark_is_one_line() -> None:
 def test_what_nobody_knows_is_refused(options: dict[str, Any], word: str) -> None:
     with pytest.raises(OptionsError, match=re.escape(word)):
         table(cast(Any, None), "orders", bootstrap="127.0.0.1:1", warehouse="lake", **options)
+
+
+def test_of_topics_that_differ_in_case_the_one_that_is_written_so_is_meant() -> None:
+    names = ["Orders", "orders", "web-Clicks"]
+    assert mentioned("select * from orders", names) == ["orders"]
+    assert mentioned("select * from Orders", names) == ["Orders"]
+    assert mentioned("select * from `WEB-clicks`", names) == ["web-Clicks"]
+    assert mentioned("show tables", names) == names
+    for statement in ("select * from ORDERS", "select * from Orders a join orders b"):
+        with pytest.raises(SourceError, match="does not tell Orders from orders: name one"):
+            mentioned(statement, names)
