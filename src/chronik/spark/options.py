@@ -9,7 +9,7 @@ partitions, offsets) is checked when a read is planned.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -90,6 +90,12 @@ class Subscription:
     def names(self) -> tuple[str, ...]:
         """The topics that are named one by one."""
         return self.topics or tuple(sorted(self.assigned))
+
+    def expected(self, known: Iterable[str]) -> tuple[str, ...]:
+        """The topics that must be there: those that are named, or the known ones that match."""
+        if self.pattern is None:
+            return self.names
+        return tuple(name for name in known if re.fullmatch(self.pattern, name))
 
     def __str__(self) -> str:
         if self.pattern is not None:

@@ -70,6 +70,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         self._target: dict[str, FoundTopic] | None = None
         self._latest: dict[str, FoundTopic] = {}
+        self._gone: set[str] = set()  # waited for in vain, and not seen since
 
     @property
     def facts(self) -> LogFacts:
@@ -129,6 +130,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = self._topics(stands.topics)
         found = self._found(topics)
         self._latest = found
+        if self._target is not None:
+            for name in stands.topics.keys() & found.keys():
+                self._target.setdefault(name, found[name])  # It was there, and not shown.
         reconciled = reconcile(
             stands, found if self._target is None else capped(found, self._target)
         )
@@ -163,11 +167,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _topics(self, known: Mapping[str, object]) -> dict[str, Topic]:
         """The topics of the next batch; those that the query had and are gone are left out."""
         found = self._existing()
-        missing = [name for name in self._options.subscription.names if name not in found]
-        if (
-            missing
-        ):  # One that was only just created may not be known everywhere: look with patience.
-            found |= assigned_only(self.facts.existing_in_time(missing), self._options.subscription)
+        subscription = self._options.subscription
+        missing = [name for name in subscription.expected(known) if name not in found]
+        self._gone &= {*missing}
+        waited_for = [name for name in missing if name not in self._gone]
+        if waited_for:
+            # One that was only just created may not be known everywhere, nor may one that moves.
+            found |= assigned_only(self.facts.existing_in_time(waited_for), subscription)
+            self._gone |= {*waited_for} - found.keys()
         new = [name for name in missing if name not in found and name not in known]
         if new and self._options.fail_on_data_loss:
             self.facts.topics(new)  # A topic that the query never had must be there.
