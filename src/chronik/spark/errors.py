@@ -26,8 +26,13 @@ class UnknownTopic(SourceError):
 
 def hint(name: str, known: Iterable[str]) -> str:
     """What somebody may have meant by a name that is not known."""
+    names = list(known)
+    meant = near(name, names, likeness=0.6)
+    return f"did you mean {meant}?" if meant else "there are: " + ", ".join(sorted(names))
+
+
+def near(name: str, known: Iterable[str], likeness: float = 0.85) -> str | None:
+    """The known name that is nearly this one."""
     by_case = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), by_case, n=1)
-    if near:
-        return f"did you mean {by_case[near[0]]}?"
-    return "there are: " + ", ".join(sorted(by_case.values()))
+    found = difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=likeness)
+    return by_case[found[0]] if found else None

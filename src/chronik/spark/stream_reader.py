@@ -22,9 +22,11 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
+from chronik.clock import Clock, SystemClock
 from chronik.model import TopicPartition
 from chronik.spark.errors import DataLossError
 from chronik.spark.layout import Layout
@@ -41,6 +43,7 @@ from chronik.spark.planning import (
     cut,
     offset_after,
     parts_of,
+    parts_within,
     reconcile,
 )
 from chronik.spark.progress import Progress
@@ -61,9 +64,11 @@ logger = logging.getLogger(__name__)
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches on the driver, and reads a part of one in each task."""
 
-    def __init__(self, options: ReadOptions, layout: Layout) -> None:
+    def __init__(self, options: ReadOptions, layout: Layout, *, clock: Clock | None = None) -> None:
         self._options = options
         self._layout = layout
+        self._clock = clock or SystemClock()
+        self._triggered_at: float | None = None  # None: the first trigger waits for nothing
         # What only the planning process has; a task gets a copy that never planned anything.
         self._facts: LogFacts | None = None
         self._progress = None if options.group_id is None else Progress(options.group_id)
@@ -120,6 +125,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(self._options.max_offsets)
         if self._options.max_bytes is not None:
             return ReadMaxBytes(self._options.max_bytes)
+        if self._options.min_offsets is not None:
+            return ReadMinRows(self._options.min_offsets)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -142,8 +149,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             done = {place: end for place, end in stands.ends().items() if place in there}
             self._progress.reached(self.facts, done)
         counts, weights = self._admitted(reconciled, topics, found, limit)
-        if not counts and not reconciled.begins and not reconciled.losses:
+        is_same = not reconciled.begins and not reconciled.losses
+        if is_same and (not counts or self._may_wait(reconciled, limit)):
             return start  # Word for word: Spark takes it for a sign that there is nothing new.
+        self._triggered_at = self._clock.monotonic()
         parts = self._parts(reconciled, counts, topics, found, weights)
         return offset_after(reconciled, counts, parts).to_json()
 
@@ -212,6 +221,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             counts = admit(counts, self._options.max_bytes, weights)
         return counts, weights
 
+    def _may_wait(self, reconciled: Reconciled, limit: ReadLimit) -> bool:
+        """Whether there are fewer records than a trigger is to have, and that not for too long.
+
+        What is available now is read to its end, and not waited for.
+        """
+        least = self._options.min_offsets
+        if least is None or self._target is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        if self._triggered_at is None or sum(map(count_of, reconciled.ranges)) >= least:
+            return False
+        waited_ms = (self._clock.monotonic() - self._triggered_at) * 1000
+        return waited_ms < self._options.max_trigger_delay_ms
+
     def _parts(
         self,
         reconciled: Reconciled,
@@ -220,11 +242,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found: Mapping[str, FoundTopic],
         weights: Mapping[TopicPartition, float] | None,
     ) -> dict[TopicPartition, int]:
-        wanted = self._options.min_partitions
-        if wanted is None or len(counts) >= wanted or not counts:
-            return {}
-        if weights is None:
-            weights = bytes_per_offset(self.facts, topics, found)
         taken = [
             OffsetRange(
                 each.topic,
@@ -235,7 +252,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             for each in reconciled.ranges
         ]
-        return parts_of(taken, wanted, weights)
+        parts = parts_within(taken, self._options.max_records)
+        wanted = self._options.min_partitions or 0
+        if not parts or sum(parts.values()) >= wanted:
+            return parts
+        if weights is None:
+            weights = bytes_per_offset(self.facts, topics, found)
+        return parts_of(taken, wanted, weights, self._options.max_records)
 
     # What to read
 

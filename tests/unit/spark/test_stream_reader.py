@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
+from chronik.clock import SystemClock
 from chronik.model import TopicPartition
+from chronik.spark import stream_reader
 from chronik.spark.errors import DataLossError
 from chronik.spark.layout import Layout
 from chronik.spark.log_facts import Topic
@@ -55,9 +57,19 @@ class Facts:
         return {place: self.ends[place.topic] for place in places}
 
 
+class FakeClock(SystemClock):
+    """Time stands still until it is moved."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 def stream(facts: Facts, **options: str) -> StreamReader:
     given = {"bootstrap": "h:1", "startingOffsets": "earliest", **options}
-    reader = StreamReader(read_options(given, is_stream=True), cast(Layout, None))
+    read = read_options(given, is_stream=True)
+    reader = StreamReader(read, cast(Layout, None), clock=FakeClock())
     reader._facts = cast(Any, facts)
     return reader
 
@@ -134,3 +146,64 @@ def test_a_topic_that_no_longer_matches_is_not_waited_for() -> None:
     other = stream(facts, subscribePattern="a", failOnDataLoss="false")
     assert taken(other.latestOffset(offset, ALL)) == {"a"}
     assert not facts.waited
+
+
+def test_a_stream_waits_for_its_first_topic() -> None:
+    facts = Facts()
+    reader = stream(facts, subscribePattern="[a-c]")
+    offset = reader.initialOffset()
+    assert reader.latestOffset(offset, ALL) == offset
+    assert reader.partitions(offset, offset) == []
+    facts.names.append("b")
+    facts.ends["b"] = 5
+    after = reader.latestOffset(offset, ALL)
+    (part,) = reader.partitions(offset, after)
+    assert part.offset_range.end_offset == 5
+
+
+def test_a_trigger_waits_for_its_least() -> None:
+    facts = Facts("a", "b")
+    reader = stream(facts, subscribe="a,b", minOffsetsPerTrigger="6", maxTriggerDelay="5m")
+    clock = cast(FakeClock, reader._clock)
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMinRows(6)
+    first = reader.latestOffset(reader.initialOffset(), limit)
+    facts.ends = {"a": 8, "b": 7}
+    clock.now += 299
+    assert reader.latestOffset(first, limit) == first, "5 records are too few"
+    facts.ends["b"] = 8
+    second = reader.latestOffset(first, limit)
+    assert set(StreamOffset.from_json(second).ends().values()) == {8}
+    facts.ends["a"] = 9
+    assert reader.latestOffset(second, limit) == second
+    assert reader.latestOffset(second, ALL) != second, "who asks for all gets all"
+    clock.now += 300
+    assert reader.latestOffset(second, limit) != second, "it has waited long enough"
+
+
+def test_what_is_available_now_is_read_to_its_end_whatever_the_least() -> None:
+    facts = Facts("a")
+    given = {"minOffsetsPerTrigger": "4", "maxOffsetsPerTrigger": "4"}
+    reader = stream(facts, subscribe="a", **given)
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(4)
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    first = reader.latestOffset(start, limit)
+    second = reader.latestOffset(first, limit)
+    assert StreamOffset.from_json(second).ends() == {TopicPartition("a", 0): 5}
+
+
+def test_partitions_of_spark_have_no_more_than_their_most() -> None:
+    facts = Facts("a", "b")
+    facts.ends = {"a": 7, "b": 2}
+    reader = stream(facts, subscribe="a,b", maxRecordsPerPartition="3")
+    start = reader.initialOffset()
+    parts = reader.partitions(start, reader.latestOffset(start, ALL))
+    sizes = [each.offset_range.end_offset - each.offset_range.start_offset for each in parts]
+    assert sizes == [2, 2, 3, 2]
+    more = stream(facts, subscribe="a,b", maxRecordsPerPartition="4", minPartitions="5")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_reader, "bytes_per_offset", lambda *_: {})
+        parts = more.partitions(start, more.latestOffset(start, ALL))
+    assert len(parts) == 5
