@@ -361,8 +361,8 @@ class Pipeline:
             return
         try:
             merged = merging.result()
-        except LakeError as error:
-            logger.warning("all merges of files were given up: %s", error)
+        except Exception as error:
+            logger.warning("all merges of files were given up: %s", _told("merges", error))
             return
         for each in merged:
             try:
