@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from chronik.spark.decode.json_depth import dangerous
 from chronik.spark.decode.json_inference import infer
 from chronik.spark.lake.partitioning import parse_partitioning
 from chronik.spark.pipeline.columns import ColumnDecoder
@@ -106,7 +107,8 @@ def nested(levels: int, value: bytes = b"1", name: bytes = b"a") -> bytes:
         nested(31),
         nested(30, b"[1]"),
         nested(1, b"[" * 30 + b"true" + b"]" * 30),
-        nested(101),
+        nested(200),
+        nested(201),
         nested(900),  # msgspec reads it, and our own recursion ends there
         nested(5_000),
         nested(100_000),  # where Arrow's inference ends the process
@@ -136,6 +138,16 @@ def test_what_is_nested_too_deeply_is_a_dead_letter(deep: bytes, policy: str) ->
 def test_what_is_not_nested_too_deeply_is_a_row(fine: bytes) -> None:
     errors, _ = decoded(fine)
     assert errors == [None]
+
+
+def test_dangerous_values_are_found_wherever_they_are() -> None:
+    deep, wide = nested(300), b"[" + b",".join([b"{}"] * 300) + b"]"
+    texts = [b"", None, wide, deep, None, b"", b'{"a":[{}]}' * 50, deep, wide, b"{}", deep]
+    values = pa.array(texts, pa.binary())
+    assert dangerous(values) == [3, 7, 10]
+    assert dangerous(values.slice(4, 4)) == [3]
+    assert dangerous(values.slice(8, 2)) == []
+    assert dangerous(values.slice(0, 0)) == []
 
 
 def test_samples_that_are_nested_too_deeply_are_left_out() -> None:

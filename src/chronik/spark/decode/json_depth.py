@@ -17,9 +17,10 @@ from chronik.spark.decode.framing import spans_of
 NESTED_MAX: Final = 30
 TOO_DEEP: Final = f"nested too deeply: more than {NESTED_MAX} levels"
 # With no more than these a value cannot be so deep that a reader minds, and few values have more.
-BRACKETS_SAFE: Final = 100
+BRACKETS_SAFE: Final = 200
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"{}[]"))
+_SQUARE_TO_CURLY: Final = np.uint8(0x20)  # as with letters: "[" and "{" differ in this bit
 _IS_OPENING: Final = 0b10  # a bit that "{" and "[" have, and "}" and "]" have not
 
 
@@ -39,11 +40,20 @@ def is_too_deep(text: bytes, safe: int = NESTED_MAX) -> bool:
 
 def dangerous(values: pa.BinaryArray) -> list[int]:
     """The rows whose values nobody should read."""
-    _, lengths, _ = spans_of(values)
-    rows = np.flatnonzero(lengths >= 2 * BRACKETS_SAFE)
+    starts, lengths, data = spans_of(values)
+    longest = int(lengths.max(initial=0))
+    if longest < 2 * BRACKETS_SAFE:
+        return []
+    # Cheaply for all at once: are there so many opening brackets so near to each other?
+    opening = np.flatnonzero((np.frombuffer(data, np.uint8) | _SQUARE_TO_CURLY) == ord("{"))
+    near = np.flatnonzero(opening[BRACKETS_SAFE:] - opening[:-BRACKETS_SAFE] < longest)
+    if not len(near):
+        return []
+    rows = np.unique(np.searchsorted(starts, opening[near], side="right") - 1)
+    rows = rows[rows >= 0]  # A slice's buffer has what is before it, too, and behind.
     texts = values.take(pa.array(rows)).to_pylist()
     return [
         row
         for row, text in zip(rows.tolist(), texts, strict=True)
-        if is_too_deep(text, BRACKETS_SAFE)
+        if text is not None and is_too_deep(text, BRACKETS_SAFE)
     ]
