@@ -24,6 +24,7 @@ from lake_world import (
 )
 from pyiceberg.exceptions import CommitFailedException
 
+from chronik.spark.decode.json_depth import NESTED_MAX
 from chronik.spark.lake.delta import DeltaLakeTable
 from chronik.spark.lake.iceberg import IcebergLakeTable
 from chronik.spark.lake.partitioning import parse_partitioning
@@ -306,6 +307,20 @@ def test_iceberg_columns_are_widened(tmp_path: Path) -> None:
     assert table.load().schema.field("count").type == pa.int64()
     append(table, None, 2)
     assert offsets_in(table) == [0, 1]
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_column_may_be_as_deep_as_rows_may(tmp_path: Path, table_format: str) -> None:
+    objects: pa.DataType = pa.string()
+    lists: pa.DataType = pa.struct([("x", pa.string())])
+    for _ in range(NESTED_MAX - 1):
+        objects, lists = pa.struct([("x", objects)]), pa.list_(lists)
+    table = new_table(tmp_path, table_format)
+    table.evolve(pa.schema([("objects", objects), ("lists", lists)]), pa.schema([]))
+    state = table.load()
+    row = pa.record_batch([pa.nulls(1, field.type) for field in state.schema], schema=state.schema)
+    table.commit(Change(added=written(table, row)))
+    assert [each.row_count for each in again(table, tmp_path).load().files()] == [1]
 
 
 def test_both_formats_start_with_the_types_they_need(tmp_path: Path) -> None:

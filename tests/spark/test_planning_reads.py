@@ -332,7 +332,6 @@ def test_a_schema_is_inferred_from_what_is_there(brokers: str, topics: Any) -> N
     [
         ({"subscribe": "no-such-topic"}, SourceError, "there is no topic no-such-topic"),
         ({"subscribe": "{topic}", "bootstrap": NO_BROKER}, SourceError, "answers"),
-        ({"subscribePattern": "no-such-.*"}, SourceError, "no topic matches"),
         ({"assign": '{"{topic}": [0, 9]}'}, SourceError, "assign names partition 9 of"),
         (
             {"subscribe": "{topic}", "startingOffsets": '{"{topic}": {"0": 99}}'},
@@ -353,7 +352,6 @@ def test_a_schema_is_inferred_from_what_is_there(brokers: str, topics: Any) -> N
             {
                 "subscribe": "{topic}",
                 "startingTimestamp": "99999999999999",
-                "startingOffsetsByTimestampStrategy": "error",
             },
             SourceError,
             "has no record at or after",
@@ -404,6 +402,20 @@ def test_a_start_at_a_time(batch: Make, topics: Any) -> None:
     second = datetime.fromtimestamp((now_ms + 1000) / 1000, UTC).isoformat()
     assert values(batch(topic, startingOffsets=second)) == [b"1", b"2"]
     assert values(batch(topic, endingOffsets=second)) == [b"0"]
+
+
+def test_a_pattern_without_a_match_reads_nothing(brokers: str) -> None:
+    source = ChronikSource({"bootstrap": brokers, "subscribePattern": "no-such-.*"})
+    assert source.reader(source.schema()).partitions() == []
+
+
+def test_no_part_of_a_batch_is_larger_than_it_may_be(batch: Make, topics: Any) -> None:
+    topic = topics.create(partitions=2)
+    topics.produce(topic, *[b"x"] * 7, partition=0)
+    topics.produce(topic, b"y", partition=1)
+    parts = batch(topic, maxRecordsPerPartition="3").partitions()
+    assert len(parts) == 4
+    assert len(batch(topic, maxRecordsPerPartition="3", minPartitions="6").partitions()) == 6
 
 
 def test_an_explicit_start_that_is_gone_is_a_loss(batch: Make, topics: Any) -> None:

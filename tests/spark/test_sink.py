@@ -200,7 +200,7 @@ def test_encode_makes_the_value_of_all_other_columns(spark: Any, topics: Any, re
         ({"topic": "{topic}", "encode": "xml"}, False, "json, avro"),
         ({"topic": "{topic}"}, True, "cannot be overwritten"),
         ({"topic": "{topic}", "compression": "rar"}, False, "compression='rar'"),
-        ({"topic": "{topic}", "kafka.acks": "0"}, False, "Java client"),
+        ({"topic": "{topic}", "kafka.acks": "0"}, False, "kafka.acks=0 cannot be had"),
     ],
 )
 def test_wrong_writes(topics: Any, options: dict[str, str], overwrite: bool, words: str) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from chronik.cli.spark_start import one_line
+from chronik.cli.sql import _print_lines, _print_rows
 from chronik.spark.connection import Connection
+from chronik.spark.errors import SourceError
 from chronik.spark.pipeline.config import PipelineConfig
 from chronik.spark.pipeline.rounds import Pipeline
+from chronik.spark.spark_failures import spark_errors, why
 from chronik.spark.views import create_views
 
 CHRONIK = Path(sys.executable).with_name("chronik")
@@ -56,7 +58,45 @@ def test_topics_are_views(spark: Any, topics: Any, config: Any, tmp_path: Path) 
     assert reason
     with pytest.raises(PySparkException) as error:
         spark.sql("select * from nowhere")
-    assert "nowhere" in one_line(str(error.value))
+    assert "nowhere" in why(error.value)
+
+
+def test_columns_of_one_name_are_all_shown(spark: Any, capsys: Any) -> None:
+    spark.range(2).selectExpr("id", "id * 2 as x").createOrReplaceTempView("twice")
+    joined = spark.sql("select * from twice a join twice b on a.id = b.id order by a.id")
+    _print_rows(joined, 10)
+    assert capsys.readouterr().out.splitlines() == [
+        "id  x  id  x",
+        " 0  0   0  0",
+        " 1  2   1  2",
+    ]
+    _print_lines(spark.sql("select id, id, x as id, X as ID from twice where id = 1"))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {"id": 1, "id_2": 1, "id_3": 2, "ID": 2}
+
+
+def test_a_query_that_fails_while_it_runs_is_one_line(spark: Any, tmp_path: Path) -> None:
+    spark.range(3).write.parquet(str(tmp_path / "files"))
+    gone = spark.read.parquet(str(tmp_path / "files"))
+    for each in (tmp_path / "files").iterdir():
+        each.unlink()
+
+    def refuse(batches: Any) -> Any:
+        list(batches)
+        raise SourceError("no\nway")
+
+    divided = spark.range(3).selectExpr("1 / (id - 1) as x")
+    for fails, word in (
+        (lambda: gone.collect(), "File does not exist"),
+        (lambda: list(divided.toLocalIterator()), "Division by zero"),
+        (lambda: spark.range(1).mapInArrow(refuse, "id long").collect(), "no"),
+    ):
+        with pytest.raises(spark_errors()) as error:
+            fails()
+        line = why(error.value)
+        assert word in line
+        assert "\n" not in line
+        assert "Exception" not in line
 
 
 def test_the_command(spark: Any, topics: Any, config: Any, tmp_path: Path) -> None:

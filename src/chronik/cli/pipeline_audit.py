@@ -7,14 +7,7 @@ import typer
 
 from chronik.cli.output import print_json, print_table, size_text
 from chronik.cli.session import Json, fail
-from chronik.cli.spark_start import (
-    Bootstrap,
-    ConfigFile,
-    Master,
-    Warehouse,
-    one_line,
-    quiet_start,
-)
+from chronik.cli.spark_start import Bootstrap, ConfigFile, Master, Warehouse, quiet_start
 
 if TYPE_CHECKING:
     from chronik.spark.audit.findings import AuditReport, Finding
@@ -56,8 +49,6 @@ def _audited(
     config: str | None, options: dict[str, Any], topics: list[str], data_dirs: list[str]
 ) -> "AuditReport":
     try:
-        from pyspark.errors import PySparkException
-
         from chronik.spark.audit.job import audit as audit_running
         from chronik.spark.audit.job import audit_stopped
         from chronik.spark.audit.stopped import StoppedCluster
@@ -66,6 +57,7 @@ def _audited(
         from chronik.spark.lake.table import LakeError
         from chronik.spark.pipeline.config import load_config
         from chronik.spark.pipeline.session import open_session
+        from chronik.spark.spark_failures import spark_errors, why
     except ImportError as error:
         fail(f"{error}: install what an audit needs with pip install 'chronik[spark]'")
     try:
@@ -83,8 +75,8 @@ def _audited(
             return audit_running(settings, connection, spark, topics=topics)
     except (SourceError, DataLossError, OptionsError, LakeError) as error:
         fail(str(error))
-    except PySparkException as error:
-        fail(one_line(str(error)))
+    except spark_errors() as error:
+        fail(why(error))
 
 
 def _print(report: "AuditReport") -> None:

@@ -1,13 +1,12 @@
-"""Spark behind a command: its options, a quiet start, and what it complains of in one line."""
+"""Spark behind a command: its options, and a quiet start."""
 
 import os
-import re
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Annotated, Final
+from typing import IO, Annotated
 
 import typer
 
@@ -33,8 +32,6 @@ Bootstrap = Annotated[
 Master = Annotated[
     str | None, typer.Option(metavar="URL", help="Spark's master: local[*], spark://HOST:PORT.")
 ]
-
-_RAISED: Final = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Refused): (.+)$")
 
 
 @contextmanager
@@ -79,12 +76,3 @@ def _say_nothing_twice() -> None:
         return  # Whoever starts the session says what is missing.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel("CRITICAL")
-
-
-def one_line(text: str) -> str:
-    """What Spark complains of: its own first line or, of a Python worker's, what was raised."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    raised = [found[1] for line in lines if (found := _RAISED.match(line)) is not None]
-    if any(line.startswith("Traceback") for line in lines) and raised:
-        return raised[-1]
-    return lines[0] if lines else "Spark failed without a word"

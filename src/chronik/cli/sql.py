@@ -6,20 +6,15 @@ the table does not have yet; any other is its raw columns.
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from chronik.cli.output import Cell, print_table
 from chronik.cli.session import EXIT_INTERRUPTED, command_app, fail
-from chronik.cli.spark_start import (
-    Bootstrap,
-    ConfigFile,
-    Master,
-    Warehouse,
-    one_line,
-    quiet_start,
-)
+from chronik.cli.spark_start import Bootstrap, ConfigFile, Master, Warehouse, quiet_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -62,11 +57,10 @@ def sql(
 
 
 def _query(settings: "PipelineConfig", statement: str, limit: int | None) -> None:
-    from pyspark.errors import PySparkException
-
     from chronik.spark.connection import Connection
     from chronik.spark.log_facts import LogFacts
     from chronik.spark.pipeline.session import open_session
+    from chronik.spark.spark_failures import spark_errors, why
     from chronik.spark.views import create_views
 
     options = settings.connection_options
@@ -84,8 +78,8 @@ def _query(settings: "PipelineConfig", statement: str, limit: int | None) -> Non
             _print_lines(frame)
         else:
             _print_rows(frame, limit)
-    except PySparkException as error:
-        fail(one_line(str(error)))
+    except spark_errors() as error:
+        fail(why(error))
     finally:
         spark.stop()
 
@@ -93,12 +87,18 @@ def _query(settings: "PipelineConfig", statement: str, limit: int | None) -> Non
 def _print_lines(frame: "DataFrame") -> None:
     from pyspark.sql import functions as F
 
-    whole = F.to_json(F.struct(*_columns(frame)), {"ignoreNullFields": "false"})
-    for row in frame.select(whole.alias("json")).toLocalIterator():
+    numbered = _numbered(frame)
+    columns = [
+        F.col(number).alias(name)
+        for number, name in zip(numbered.columns, distinct(frame.columns), strict=True)
+    ]
+    whole = F.to_json(F.struct(*columns), {"ignoreNullFields": "false"})
+    for row in numbered.select(whole.alias("json")).toLocalIterator():
         typer.echo(row["json"])
 
 
 def _print_rows(frame: "DataFrame", limit: int) -> None:
+    from pyspark.sql import functions as F
     from pyspark.sql.types import IntegralType
 
     if not frame.columns:
@@ -108,7 +108,8 @@ def _print_rows(frame: "DataFrame", limit: int) -> None:
         for index, field in enumerate(frame.schema.fields)
         if isinstance(field.dataType, IntegralType)
     }
-    texts = frame.select(*(each.cast("string") for each in _columns(frame)))
+    numbered = _numbered(frame)
+    texts = numbered.select(*(F.col(name).cast("string") for name in numbered.columns))
     found = texts.limit(limit + 1).collect()
     cells: list[list[Cell]] = [
         [
@@ -122,7 +123,18 @@ def _print_rows(frame: "DataFrame", limit: int) -> None:
         typer.echo(f"there are more than {limit} rows: say --rows N, or --json for all", err=True)
 
 
-def _columns(frame: "DataFrame") -> list[Any]:
-    from pyspark.sql import functions as F
+def _numbered(frame: "DataFrame") -> "DataFrame":
+    """The frame with names that are unique: those of a join's columns need not be."""
+    return frame.toDF(*(f"c{index}" for index in range(len(frame.columns))))
 
-    return [F.col(f"`{name.replace('`', '``')}`") for name in frame.columns]
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind each that was there before: id, id_2."""
+    taken = set(names)
+    found: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{number}" for number in count(2))
+        free = name if name not in found else next(each for each in numbered if each not in taken)
+        taken.add(free)
+        found.append(free)
+    return found

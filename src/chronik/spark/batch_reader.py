@@ -15,7 +15,7 @@ from chronik.spark.layout import Layout
 from chronik.spark.log_facts import LogFacts
 from chronik.spark.offset_range import OffsetRange
 from chronik.spark.options import ReadOptions
-from chronik.spark.planning import cut, parts_of
+from chronik.spark.planning import cut, parts_of, parts_within
 from chronik.spark.pushdown import Bounds, push
 from chronik.spark.resolution import (
     NO_OFFSET,
@@ -67,10 +67,12 @@ class BatchReader(DataSourceReader):
             check_id(topics, options.topic_id)
             found = find_spans(facts, topics, read_committed=options.read_committed)
             ranges = self._narrowed(facts, batch_ranges(facts, options, found))
-            if options.min_partitions is not None and len(ranges) < options.min_partitions:
+            parts = parts_within(ranges, options.max_records)
+            wanted = options.min_partitions or 0
+            if ranges and sum(parts.values()) < wanted:
                 weights = bytes_per_offset(facts, topics, found)
-                ranges = cut(ranges, parts_of(ranges, options.min_partitions, weights))
-        return [RangePartition(each) for each in ranges]
+                parts = parts_of(ranges, wanted, weights, options.max_records)
+        return [RangePartition(each) for each in cut(ranges, parts)]
 
     def _narrowed(self, facts: LogFacts, ranges: list[OffsetRange]) -> list[OffsetRange]:
         narrowed = [found for each in ranges if (found := self._bounds.narrow(each)) is not None]

@@ -22,14 +22,14 @@ shows a secret.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
 from chronik.client.cluster import Cluster
 from chronik.client.link import parse_bootstrap
 from chronik.client.security import MECHANISMS, PLAINTEXT, Security
-from chronik.spark.errors import OptionsError
+from chronik.spark.errors import OptionsError, hint
 
 CLIENT_ID: Final = "chronik-spark"
 # Longer than a cluster takes to elect another leader, and no longer than a user waits for a word.
@@ -64,6 +64,7 @@ _TLS_OPTIONS: Final = (
     _HOSTNAME,
     *_STORE_TYPES,
 )
+NAMES: Final = (*_BOOTSTRAP, _CLIENT_ID, _TIMEOUT, _PROTOCOL, *_SASL_OPTIONS, *_TLS_OPTIONS)
 _LOGIN_MODULES: Final = ("PlainLoginModule", "ScramLoginModule")
 _JAAS_PAIR: Final = re.compile(
     r"""(username|password)\s*=\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
@@ -118,6 +119,18 @@ class Connection:
             timeout_s=self.timeout_s,
             security=self.security,
         )
+
+
+def check_names(names: Iterable[str]) -> None:
+    """OptionsError for the first that says nothing about a connection."""
+    for name in names:
+        if _plain(name) not in NAMES:
+            raise OptionsError(f"{name} is no option of a connection: {hint(_plain(name), NAMES)}")
+
+
+def is_bootstrap(name: str) -> bool:
+    """Whether an option names the brokers."""
+    return _plain(name) in _BOOTSTRAP
 
 
 def _plain(name: str) -> str:

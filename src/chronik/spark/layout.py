@@ -7,7 +7,8 @@ With `decode` the fields of the values come first, typed. Behind them, with a `_
 hardly collide, comes what the log knows: `_key, _topic, _partition, _offset, _timestamp`, with
 `_headers` if they are asked for, and `_error`, which says why a value could not be decoded: its
 fields are then null. The lake tables of the pipeline have the same names. A null value is a row of
-nulls without an error. `columns` chooses among all, and can also name `_value`, `_timestampType`.
+nulls without an error. `columns` chooses among all, and can also name `_value`, `_timestampType`;
+where `_error` is one of them, all fields are decoded, so that it says the same.
 
 A user's `.schema(...)` is the whole output: fields of the values, and any of the `_` columns.
 
@@ -151,8 +152,16 @@ def _as_type(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     return array if array.type == wanted else array.cast(wanted)
 
 
-def layout_for(schema: StructType, options: ReadOptions) -> Layout:
-    """The layout of an output, whether the source or the user chose it."""
+def decodes_all(options: ReadOptions) -> bool:
+    """Whether a read tells errors of fields that it does not show."""
+    return options.decode is not None and ERROR in (options.columns or ())
+
+
+def layout_for(schema: StructType, options: ReadOptions, whole: pa.Schema | None = None) -> Layout:
+    """The layout of an output, whether the source or the user chose it.
+
+    `whole` are all fields of the values, needed where the read `decodes_all`.
+    """
     arrow = to_arrow_schema(schema, timezone="UTC")
     log_names = output_columns(options)
     if options.columns is not None and list(options.columns) != arrow.names:
@@ -168,7 +177,7 @@ def layout_for(schema: StructType, options: ReadOptions) -> Layout:
     decoder: Decoder | None = None
     if options.decode is not None and (len(fields) or ERROR in arrow.names):
         _check_given(fields, options)
-        decoder = make_decoder(options.decode, fields, options.schema)
+        decoder = make_decoder(options.decode, fields if whole is None else whole, options.schema)
     key_decoder = _key_decoder(arrow, options)
     _check_types(arrow, log_names, key_decoder)
     return Layout(schema=arrow, log_names=log_names, decoder=decoder, key_decoder=key_decoder)

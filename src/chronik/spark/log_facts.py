@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from chronik.client.admin import Admin, Resource
 from chronik.client.cluster import Cluster, check
@@ -106,13 +106,20 @@ class LogFacts:
 
     def existing_in_time(self, names: Iterable[str]) -> dict[str, Topic]:
         """Those of the topics that are there or appear within the time that a creation takes."""
-        found: dict[str, Topic] = {}
-        for name in names:
-            try:
-                found |= self.topics([name])
-            except UnknownTopic:
-                continue
-        return found
+        wanted = list(names)
+
+        async def ask(cluster: Cluster) -> list[MetadataResponseTopic]:
+            # All at once: each that is not there takes as long as our patience.
+            answers = await asyncio.gather(
+                *(_topic(cluster, name) for name in wanted), return_exceptions=True
+            )
+            found = [each for each in answers if not isinstance(each, UnknownTopic)]
+            for each in found:
+                if isinstance(each, BaseException):
+                    raise each
+            return cast(list[MetadataResponseTopic], found)
+
+        return {topic.name: topic for topic in map(_described, self._ask(ask))}
 
     def matching(self, pattern: str) -> dict[str, Topic]:
         """The topics whose whole name matches, without the cluster's own."""

@@ -2,21 +2,22 @@
 
 Names are those of Spark's `kafka` source wherever it has the thing, in any case, so that code moves
 by changing one word. An option that is unknown, or that would do nothing, is an error: a misspelt
-`failOnDataLoss` must not pass in silence. Security and the brokers' addresses are `connection`'s.
+`failOnDataLoss` must not pass in silence. What is only about Spark's own Java consumer is ignored
+with a word in the log. Security and the brokers' addresses are `connection`'s.
 
 Values are checked here, before anything connects; what needs the cluster to be checked (topics,
 partitions, offsets) is checked when a read is planned.
 """
 
-import difflib
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from chronik.protocol.codecs import CODECS
-from chronik.spark.connection import Connection
-from chronik.spark.errors import OptionsError
+from chronik.spark.connection import NAMES, Connection
+from chronik.spark.errors import OptionsError, hint, near
 from chronik.spark.positions import (
     EARLIEST,
     LATEST,
@@ -28,6 +29,8 @@ from chronik.spark.positions import (
     parse_places,
     parse_position,
 )
+
+logger = logging.getLogger(__name__)
 
 # Of Spark's kafka source, in its order; `headers` is there when it is asked for.
 RAW_COLUMNS: Final = (
@@ -53,6 +56,7 @@ READ: Final = (
     "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
     "minPartitions",
+    "maxRecordsPerPartition",
     "failOnDataLoss",
     "includeHeaders",
     "columns",
@@ -64,8 +68,30 @@ READ: Final = (
     "topicId",
 )
 BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "groupId")
-WRITE: Final = ("topic", "encode", "schema", "writeId", "compression")
+STREAM_ONLY: Final = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "maxBytesPerTrigger",
+    "groupId",
+)
+# About the consumer that Spark's source has in the JVM: its groups, its patience.
+IGNORED: Final = (
+    "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+)
+WRITE: Final = (
+    "topic",
+    "encode",
+    "schema",
+    "writeId",
+    "compression",
+    "includeHeaders",
+    "kafka.acks",
+    "kafka.enable.idempotence",
+)
 # Spark hands its own options on to the sink.
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName")
 ALIASES: Final = {
@@ -76,6 +102,9 @@ ALIASES: Final = {
 _ISOLATIONS: Final = {"read_committed": True, "read_uncommitted": False}
 _BOOLEANS: Final = {"true": True, "false": False}
 _UNIT_BYTES: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SPAN: Final = re.compile(r"(\d+)\s*(ms|s|min|m|h|d)?", re.ASCII | re.IGNORECASE)
+MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000  # Spark's own
 _BYTES: Final = re.compile(r"(\d+)\s*([kmg]?)i?b?", re.ASCII | re.IGNORECASE)
 
 
@@ -91,6 +120,12 @@ class Subscription:
     def names(self) -> tuple[str, ...]:
         """The topics that are named one by one."""
         return self.topics or tuple(sorted(self.assigned))
+
+    def expected(self, known: Iterable[str]) -> tuple[str, ...]:
+        """The topics that must be there: those that are named, or the known ones that match."""
+        if self.pattern is None:
+            return self.names
+        return tuple(name for name in known if re.fullmatch(self.pattern, name))
 
     def __str__(self) -> str:
         if self.pattern is not None:
@@ -108,7 +143,10 @@ class ReadOptions:
     ending: Position
     fails_without_time: bool = False
     min_partitions: int | None = None
+    max_records: int | None = None  # of one Spark partition
     max_offsets: int | None = None
+    min_offsets: int | None = None
+    max_trigger_delay_ms: int = MAX_TRIGGER_DELAY_MS
     max_bytes: int | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = False
@@ -136,8 +174,9 @@ class WriteOptions:
 
 def read_options(options: Mapping[str, str], *, is_stream: bool | None) -> ReadOptions:
     """The options of a read, or OptionsError. None: it is not yet known of which kind it is."""
-    given = _Given(options, (*_SHARED, *READ, *BATCH_ONLY, *STREAM_ONLY))
+    given = _Given(options, (*_SHARED, *READ, *BATCH_ONLY, *STREAM_ONLY, *IGNORED))
     if is_stream is not None:
+        given.ignore(IGNORED if is_stream else (*IGNORED, "kafka.group.id"))
         other = BATCH_ONLY if is_stream else STREAM_ONLY
         given.refuse(other, f"is not for {'streaming' if is_stream else 'batch'} reads")
     given.finish()
@@ -150,19 +189,26 @@ def read_options(options: Mapping[str, str], *, is_stream: bool | None) -> ReadO
     if is_stream is False and starting == Edge(LATEST):
         raise OptionsError("startingOffsets=latest would read nothing: a batch ends at the latest")
     isolation = given.choice("isolation", tuple(_ISOLATIONS)) or "read_committed"
+    include_headers, columns = given.boolean("includeHeaders", False), given.names("columns")
+    headers = HEADERS if decode is None else f"_{HEADERS}"
+    if include_headers and columns is not None and headers not in columns:
+        raise OptionsError(f"includeHeaders adds {headers}, which columns lacks: keep one of them")
+    max_offsets, min_offsets = _offsets_per_trigger(given)
     return ReadOptions(
         connection=given.connection(),
         subscription=_subscription(given),
         starting=starting,
         ending=_position(given, "ending", Edge(LATEST)),
-        fails_without_time=given.choice("startingOffsetsByTimestampStrategy", ("latest", "error"))
-        == "error",
+        fails_without_time=_fails_without_time(given),
         min_partitions=given.number("minPartitions"),
-        max_offsets=given.number("maxOffsetsPerTrigger"),
+        max_records=given.number("maxRecordsPerPartition"),
+        max_offsets=max_offsets,
+        min_offsets=min_offsets,
+        max_trigger_delay_ms=given.milliseconds("maxTriggerDelay") or MAX_TRIGGER_DELAY_MS,
         max_bytes=given.byte_count("maxBytesPerTrigger"),
         fail_on_data_loss=given.boolean("failOnDataLoss", True),
-        include_headers=given.boolean("includeHeaders", False),
-        columns=given.names("columns"),
+        include_headers=include_headers,
+        columns=columns,
         read_committed=_ISOLATIONS[isolation],
         group_id=given.text("groupId"),
         decode=decode,
@@ -184,6 +230,9 @@ def write_options(options: Mapping[str, str], *, is_stream: bool) -> WriteOption
     topic, path = given.text("topic"), given.text("path")
     if topic and path and topic != path:
         raise OptionsError(f"topic={topic} and save({path!r}) name two topics: keep one")
+    given.boolean("includeHeaders", True)  # As in Spark's sink: it is the column that decides.
+    given.only("kafka.acks", ("all", "-1"), "a write waits for all replicas in sync")
+    given.only("kafka.enable.idempotence", ("true",), "no record is written twice by retries")
     encode = given.choice("encode", ENCODE_FORMATS)
     schema = given.text("schema")
     if schema is not None and encode != "avro":
@@ -196,6 +245,25 @@ def write_options(options: Mapping[str, str], *, is_stream: bool) -> WriteOption
         write_id=given.text("writeId"),
         compression=given.choice("compression", tuple(CODECS)) or "none",
     )
+
+
+def _offsets_per_trigger(given: "_Given") -> tuple[int | None, int | None]:
+    """The most and the least that a trigger takes."""
+    most, least = given.number("maxOffsetsPerTrigger"), given.number("minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise OptionsError(f"minOffsetsPerTrigger={least} is more than maxOffsetsPerTrigger={most}")
+    if least is None and given.text("maxTriggerDelay") is not None:
+        raise OptionsError("maxTriggerDelay does nothing without minOffsetsPerTrigger: add it")
+    return most, least
+
+
+def _fails_without_time(given: "_Given") -> bool:
+    """Whether a partition without a record that late fails: in Spark's words it does."""
+    strategy = given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"))
+    in_sparks_words = ("startingTimestamp", "startingOffsetsByTimestamp")
+    if strategy is None:
+        return any(given.text(name) is not None for name in in_sparks_words)
+    return strategy == "error"
 
 
 def _check_schemas(given: "_Given", decode: str | None, decode_key: str | None) -> None:
@@ -240,19 +308,18 @@ def _subscription(given: "_Given") -> Subscription:
 
 
 def _position(given: "_Given", which: str, default: Position) -> Position:
-    names = (f"{which}Offsets", f"{which}Timestamp", f"{which}OffsetsByTimestamp")
-    found = [name for name in names if given.text(name) is not None]
-    if len(found) > 1:
-        raise OptionsError(f"{' and '.join(found)} contradict each other: keep one of them")
-    if not found:
-        return default
-    (name,) = found
-    text = given.text(name)
-    assert text is not None
-    if name == names[1]:
+    """As in Spark's source, a time comes before times by partition, and those before offsets."""
+    name = f"{which}Timestamp"
+    if given.text(name) is not None:
         return Time(given.number(name, least=0) or 0)
-    if name == names[2]:
+    name = f"{which}OffsetsByTimestamp"
+    text = given.text(name)
+    if text is not None:
         return Times(parse_places(name, text, least=0))
+    name = f"{which}Offsets"
+    text = given.text(name)
+    if text is None:
+        return default
     position = parse_position(name, text)
     wrong = Edge(EARLIEST) if which == "ending" else None
     if position == wrong:
@@ -268,12 +335,14 @@ class _Given:
         self._kafka: dict[str, str] = {}
         self._values: dict[str, str] = {}
         self._unknown: list[str] = []
+        self._as_alias: set[str] = set()
         for name, value in options.items():
             self._take(name.lower(), value)
 
     def _take(self, name: str, value: str) -> None:
         own = ALIASES.get(name)
         if own is not None and own.lower() in self._known:
+            self._as_alias.add(name)
             if self._values.setdefault(own.lower(), value) != value:
                 raise OptionsError(f"{name} and {own} say the same thing differently: keep one")
         elif name in self._known:
@@ -286,6 +355,22 @@ class _Given:
         else:
             self._unknown.append(name)
 
+    def ignore(self, names: tuple[str, ...]) -> None:
+        """Take no notice of options that are about something that there is not here."""
+        for name in names:
+            if name in self._as_alias:
+                ignored = self._values.pop(ALIASES[name].lower(), None)
+            else:
+                ignored = self._values.pop(name.lower(), None)
+            if ignored is not None:
+                logger.warning("the option %s is about Spark's Java consumer: ignored", name)
+
+    def only(self, name: str, values: tuple[str, ...], why: str) -> None:
+        """Raise unless an option says what is done anyway."""
+        value = self.text(name)
+        if value is not None and value.lower() not in values:
+            raise OptionsError(f"{name}={value} cannot be had: {why}; leave it out")
+
     def refuse(self, names: tuple[str, ...], why: str) -> None:
         """Raise for options that are good elsewhere."""
         for name in names:
@@ -296,18 +381,15 @@ class _Given:
         """Raise for the first option that nobody knows."""
         if self._unknown:
             name = self._unknown[0]
+            meant = near(name, (*ALIASES, *(f"kafka.{each}" for each in NAMES)))
+            if name.startswith("kafka.") and meant is not None:
+                raise OptionsError(f"there is no option {name}: did you mean {meant}?")
             if name.startswith("kafka."):
                 raise OptionsError(
                     f"{name} is a setting of Kafka's Java client, and this source has none such:"
                     " leave it out"
                 )
-            near = difflib.get_close_matches(name, self._known, n=1)
-            hint = (
-                f"did you mean {self._known[near[0]]}?"
-                if near
-                else "there are: " + ", ".join(sorted(self._known.values()))
-            )
-            raise OptionsError(f"there is no option {name}: {hint}")
+            raise OptionsError(f"there is no option {name}: {hint(name, self._known.values())}")
 
     def connection(self) -> Connection:
         """The brokers and how to log in there."""
@@ -348,6 +430,16 @@ class _Given:
         if not (value.strip().isdecimal() and int(value) >= least):
             raise OptionsError(f"{name}={value!r} is not a whole number of at least {least}")
         return int(value)
+
+    def milliseconds(self, name: str) -> int | None:
+        """A span of time: 5m, 30s, or a number of milliseconds."""
+        value = self.text(name)
+        if value is None:
+            return None
+        found = _SPAN.fullmatch(value.strip())
+        if found is None or int(found[1]) == 0:
+            raise OptionsError(f"{name}={value!r} is no span of time: say 500ms, 30s, 5m or 1h")
+        return int(found[1]) * _UNIT_MS[(found[2] or "ms").lower()]
 
     def byte_count(self, name: str) -> int | None:
         """A number of bytes: 1048576, 64k, 10m or 1g."""

@@ -198,8 +198,17 @@ def admit(
     return {place: count for place, count in taken.items() if count}
 
 
+def parts_within(ranges: Sequence[OffsetRange], count_max: int | None) -> dict[TopicPartition, int]:
+    """Into how many parts to cut each range so that none has more offsets than that."""
+    counts = {each.place: count_of(each) for each in ranges if count_of(each) > 0}
+    return {place: -(-count // (count_max or count)) for place, count in counts.items()}
+
+
 def parts_of(
-    ranges: Sequence[OffsetRange], parts_min: int, weights: Weights | None = None
+    ranges: Sequence[OffsetRange],
+    parts_min: int,
+    weights: Weights | None = None,
+    count_max: int | None = None,
 ) -> dict[TopicPartition, int]:
     """Into how many parts to cut each range to get at least so many, the heavy ones first.
 
@@ -207,8 +216,8 @@ def parts_of(
     """
     counts = {each.place: count_of(each) for each in ranges if count_of(each) > 0}
     heft = {place: counts[place] * (weights or {}).get(place, 1.0) for place in counts}
-    parts = dict.fromkeys(counts, 1)
-    for _ in range(parts_min - len(counts)):
+    parts = parts_within(ranges, count_max)
+    for _ in range(parts_min - sum(parts.values())):
         can_be_cut = [place for place in counts if parts[place] < counts[place]]
         if not can_be_cut:
             break

@@ -3,8 +3,9 @@
 Times are ISO 8601 (`2026-01-02T03:04:05Z`; UTC unless it says otherwise) or milliseconds.
 
 Kafka's words and numbers: in JSON, -2 is the earliest offset of a partition and -1 its latest.
-A time stands for the first record at or after it. Where there is none, a read begins at the end of
-the log, unless `startingOffsetsByTimestampStrategy` is `error`; it ends there in any case.
+A time stands for the first record at or after it. Where there is none, a read ends at the end of
+the log, and begins there unless `startingOffsetsByTimestampStrategy` says `error`. That is what it
+says by default where the time is given in the words of Spark's source (`startingTimestamp`).
 
 Pure: `log_facts` finds the offsets that belong to a position.
 """

@@ -4,6 +4,7 @@ The same rules for batch and stream. Whatever names something that is not there 
 partition, an offset that the log does not have) is one sentence that says what to do.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,6 +26,8 @@ from chronik.spark.positions import (
     Times,
 )
 
+logger = logging.getLogger(__name__)
+
 NO_OFFSET = -1  # what ListOffsets answers where no record is that late
 
 
@@ -33,9 +36,11 @@ def find_topics(facts: LogFacts, subscription: Subscription) -> dict[str, Topic]
     if subscription.pattern is not None:
         found = facts.matching(subscription.pattern)
         if not found:
-            raise SourceError(
-                f"no topic matches subscribePattern={subscription.pattern}: the whole name must"
-                " match, as in orders-.*"
+            # No error: topics that match may be created later.
+            logger.warning(
+                "no topic matches subscribePattern=%s yet: the whole name must match, as in"
+                " orders-.*",
+                subscription.pattern,
             )
         return found
     if not subscription.assigned:

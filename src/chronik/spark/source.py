@@ -19,8 +19,8 @@ from pyspark.sql.types import StructType
 
 from chronik.spark.batch_reader import BatchReader
 from chronik.spark.errors import OptionsError, SourceError
-from chronik.spark.layout import key_type, layout_for, output_schema
-from chronik.spark.options import read_options, write_options
+from chronik.spark.layout import Layout, decodes_all, key_type, layout_for, output_schema
+from chronik.spark.options import ReadOptions, read_options, write_options
 from chronik.spark.stream_reader import RefusedReader, StreamReader
 from chronik.spark.value_schema import key_decoder_of, value_fields
 
@@ -41,12 +41,12 @@ class ChronikSource(DataSource):
 
     def reader(self, schema: StructType) -> BatchReader:
         options = read_options(dict(self.options), is_stream=False)
-        return BatchReader(options, layout_for(schema, options))
+        return BatchReader(options, _layout(schema, options))
 
     def streamReader(self, schema: StructType) -> StreamReader | RefusedReader:
         try:
             options = read_options(dict(self.options), is_stream=True)
-            return StreamReader(options, layout_for(schema, options))
+            return StreamReader(options, _layout(schema, options))
         except (OptionsError, SourceError) as error:
             return RefusedReader(error)
 
@@ -62,3 +62,7 @@ class ChronikSource(DataSource):
 
         # Complete mode "overwrites": as with Kafka's sink, its whole result is appended each time.
         return StreamWriter(schema, write_options(dict(self.options), is_stream=True))
+
+
+def _layout(schema: StructType, options: ReadOptions) -> Layout:
+    return layout_for(schema, options, value_fields(options) if decodes_all(options) else None)

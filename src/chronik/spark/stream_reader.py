@@ -22,9 +22,11 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
+from chronik.clock import Clock, SystemClock
 from chronik.model import TopicPartition
 from chronik.spark.errors import DataLossError
 from chronik.spark.layout import Layout
@@ -41,6 +43,7 @@ from chronik.spark.planning import (
     cut,
     offset_after,
     parts_of,
+    parts_within,
     reconcile,
 )
 from chronik.spark.progress import Progress
@@ -61,15 +64,18 @@ logger = logging.getLogger(__name__)
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches on the driver, and reads a part of one in each task."""
 
-    def __init__(self, options: ReadOptions, layout: Layout) -> None:
+    def __init__(self, options: ReadOptions, layout: Layout, *, clock: Clock | None = None) -> None:
         self._options = options
         self._layout = layout
+        self._clock = clock or SystemClock()
+        self._triggered_at: float | None = None  # None: the first trigger waits for nothing
         # What only the planning process has; a task gets a copy that never planned anything.
         self._facts: LogFacts | None = None
         self._progress = None if options.group_id is None else Progress(options.group_id)
         self._initial: dict[str, Any] | None = None
         self._target: dict[str, FoundTopic] | None = None
         self._latest: dict[str, FoundTopic] = {}
+        self._gone: set[str] = set()  # waited for in vain, and not seen since
 
     @property
     def facts(self) -> LogFacts:
@@ -119,6 +125,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(self._options.max_offsets)
         if self._options.max_bytes is not None:
             return ReadMaxBytes(self._options.max_bytes)
+        if self._options.min_offsets is not None:
+            return ReadMinRows(self._options.min_offsets)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -129,6 +137,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = self._topics(stands.topics)
         found = self._found(topics)
         self._latest = found
+        if self._target is not None:
+            for name in stands.topics.keys() & found.keys():
+                self._target.setdefault(name, found[name])  # It was there, and not shown.
         reconciled = reconcile(
             stands, found if self._target is None else capped(found, self._target)
         )
@@ -138,8 +149,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             done = {place: end for place, end in stands.ends().items() if place in there}
             self._progress.reached(self.facts, done)
         counts, weights = self._admitted(reconciled, topics, found, limit)
-        if not counts and not reconciled.begins and not reconciled.losses:
+        is_same = not reconciled.begins and not reconciled.losses
+        if is_same and (not counts or self._may_wait(reconciled, limit)):
             return start  # Word for word: Spark takes it for a sign that there is nothing new.
+        self._triggered_at = self._clock.monotonic()
         parts = self._parts(reconciled, counts, topics, found, weights)
         return offset_after(reconciled, counts, parts).to_json()
 
@@ -163,11 +176,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _topics(self, known: Mapping[str, object]) -> dict[str, Topic]:
         """The topics of the next batch; those that the query had and are gone are left out."""
         found = self._existing()
-        missing = [name for name in self._options.subscription.names if name not in found]
-        if (
-            missing
-        ):  # One that was only just created may not be known everywhere: look with patience.
-            found |= assigned_only(self.facts.existing_in_time(missing), self._options.subscription)
+        subscription = self._options.subscription
+        missing = [name for name in subscription.expected(known) if name not in found]
+        self._gone &= {*missing}
+        waited_for = [name for name in missing if name not in self._gone]
+        if waited_for:
+            # One that was only just created may not be known everywhere, nor may one that moves.
+            found |= assigned_only(self.facts.existing_in_time(waited_for), subscription)
+            self._gone |= {*waited_for} - found.keys()
         new = [name for name in missing if name not in found and name not in known]
         if new and self._options.fail_on_data_loss:
             self.facts.topics(new)  # A topic that the query never had must be there.
@@ -205,6 +221,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             counts = admit(counts, self._options.max_bytes, weights)
         return counts, weights
 
+    def _may_wait(self, reconciled: Reconciled, limit: ReadLimit) -> bool:
+        """Whether there are fewer records than a trigger is to have, and that not for too long.
+
+        What is available now is read to its end, and not waited for.
+        """
+        least = self._options.min_offsets
+        if least is None or self._target is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        if self._triggered_at is None or sum(map(count_of, reconciled.ranges)) >= least:
+            return False
+        waited_ms = (self._clock.monotonic() - self._triggered_at) * 1000
+        return waited_ms < self._options.max_trigger_delay_ms
+
     def _parts(
         self,
         reconciled: Reconciled,
@@ -213,11 +242,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found: Mapping[str, FoundTopic],
         weights: Mapping[TopicPartition, float] | None,
     ) -> dict[TopicPartition, int]:
-        wanted = self._options.min_partitions
-        if wanted is None or len(counts) >= wanted or not counts:
-            return {}
-        if weights is None:
-            weights = bytes_per_offset(self.facts, topics, found)
         taken = [
             OffsetRange(
                 each.topic,
@@ -228,7 +252,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             for each in reconciled.ranges
         ]
-        return parts_of(taken, wanted, weights)
+        parts = parts_within(taken, self._options.max_records)
+        wanted = self._options.min_partitions or 0
+        if not parts or sum(parts.values()) >= wanted:
+            return parts
+        if weights is None:
+            weights = bytes_per_offset(self.facts, topics, found)
+        return parts_of(taken, wanted, weights, self._options.max_records)
 
     # What to read
 

@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from chronik.model import TopicPartition
-from chronik.spark.connection import Connection
+from chronik.spark.connection import Connection, check_names
 from chronik.spark.errors import DataLossError, SourceError
 from chronik.spark.lake.reading import FilesOf, rows_of
 from chronik.spark.lake.schemas import SYSTEM_COLUMNS
@@ -40,7 +40,7 @@ from chronik.spark.lake.table import (
 from chronik.spark.lake.warehouse import FORMATS, Warehouse
 from chronik.spark.log_facts import LogFacts, Topic
 from chronik.spark.offset_range import OffsetRange
-from chronik.spark.pipeline.config import TopicConfig, topic_config
+from chronik.spark.pipeline.config import TopicConfig, check_topic_keys, topic_config
 from chronik.spark.pipeline.names import own_columns
 from chronik.spark.pipeline.schema import column_decoder
 from chronik.spark.planning import LogSpan
@@ -135,6 +135,8 @@ def table(
 ) -> "DataFrame":
     """The union read of a topic; see `chronik.spark.table`."""
     place = Warehouse(url=warehouse) if isinstance(warehouse, str) else warehouse
+    check_names(connection_options)
+    check_topic_keys(overrides or {})
     connection = Connection.from_options(connection_options)
     with LogFacts(connection) as facts:
         facts.topics([name])

@@ -4,7 +4,8 @@ A topic that has a table is read as one: history from the lake, tail from the lo
 other topic is its raw columns. `orders_dead_letters` is the table of what did not decode.
 
 Only names that a statement mentions become views: a cluster may have thousands of topics, and to
-pin one asks its brokers and its table.
+pin one asks its brokers and its table. Kafka tells names by case and SQL does not: of topics that
+differ in nothing else the one that is written exactly so is meant.
 """
 
 import re
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from chronik.spark.connection import Connection
+from chronik.spark.errors import SourceError
 from chronik.spark.lake.table import LakeTable
 from chronik.spark.lake.warehouse import DEAD_LETTERS
 from chronik.spark.log_facts import LogFacts
@@ -30,8 +32,22 @@ def mentioned(statement: str, names: Iterable[str]) -> list[str]:
     """The names that a statement may mean; all of them if it lists the tables."""
     if _LISTS.match(statement):
         return sorted(names)
-    words = {(quoted or word).lower() for quoted, word in _WORDS.findall(statement)}
-    return sorted(name for name in names if name.lower() in words)
+    words = {quoted or word for quoted, word in _WORDS.findall(statement)}
+    alike: dict[str, list[str]] = {word.lower(): [] for word in words}
+    for name in sorted(names):
+        alike.get(name.lower(), []).append(name)
+    return sorted(name for some in alike.values() for name in _meant(some, words))
+
+
+def _meant(alike: list[str], words: set[str]) -> list[str]:
+    """Which of some names that differ in case a statement means; at most one."""
+    exact = [name for name in alike if name in words]
+    found = exact or alike
+    if len(found) > 1:
+        raise SourceError(
+            f"SQL does not tell {' from '.join(found)}: name one of them, written exactly so"
+        )
+    return found
 
 
 def create_views(
@@ -49,15 +65,16 @@ def create_views(
     with LogFacts(connection) as facts:
         topics = facts.matching(".*")
         with_tables = {each.name: each for each in discover(connection, config).topics}
-        for name in mentioned(statement, topics):
-            frame, made[name] = _topic_frame(
-                spark, facts, config, connection_options, name, with_tables.get(name)
-            )
-            frame.createOrReplaceTempView(f"`{name}`")
         letters = {name + DEAD_LETTERS: each for name, each in with_tables.items()}
-        for name in mentioned(statement, letters):
+        for name in mentioned(statement, {*topics, *letters}):
+            if name in topics:
+                frame, made[name] = _topic_frame(
+                    spark, facts, config, connection_options, name, with_tables.get(name)
+                )
+                frame.createOrReplaceTempView(f"`{name}`")
+                continue
             table = config.place.open(name, letters[name].table)
-            if table is not None and name not in topics:
+            if table is not None:
                 table_alone(spark, table).createOrReplaceTempView(f"`{name}`")
                 made[name] = "dead letters"
     return made

@@ -14,6 +14,7 @@ from chronik.spark.errors import OptionsError, SourceError
 from chronik.spark.layout import Layout, key_type, layout_for, make_decoder, output_schema
 from chronik.spark.options import ReadOptions, read_options
 from chronik.spark.record_columns import SCHEMA
+from chronik.spark.source import _layout
 from chronik.spark.tasks import PYTHON, check_python
 from chronik.spark.value_schema import key_decoder_of, value_fields
 
@@ -44,7 +45,7 @@ def schema_of(read: ReadOptions) -> StructType:
 
 
 def layout_of(read: ReadOptions) -> Layout:
-    return pickle.loads(pickle.dumps(layout_for(schema_of(read), read)))
+    return pickle.loads(pickle.dumps(_layout(schema_of(read), read)))
 
 
 def test_raw_columns_are_those_of_the_kafka_source() -> None:
@@ -110,6 +111,34 @@ def test_raw_values_and_types_can_be_asked_for_beside_the_fields() -> None:
     layout = layout_of(options(decode="json", schema="id INT", columns="_value,id,_timestampType"))
     batch = layout.arrange(records([b'{"id": 7}']).select(layout.log_columns))
     assert batch.to_pylist() == [{"_value": b'{"id": 7}', "id": 7, "_timestampType": 0}]
+
+
+@pytest.mark.parametrize("columns", ["id,_error", "_error", "_offset,_error,p", "_value,_error"])
+def test_errors_do_not_depend_on_the_columns_that_are_chosen(columns: str) -> None:
+    values = [b'{"id": "x", "p": 1}', b'{"id": 1, "p": "bad"}', b"nope", None, b'{"id": 1, "p": 2}']
+    given = {"decode": "json", "schema": "id BIGINT, p BIGINT"}
+
+    def rows(**more: str) -> pa.RecordBatch:
+        layout = layout_of(options(**given, **more))
+        return layout.arrange(records(values).select(layout.log_columns))
+
+    whole, chosen = rows(), rows(columns=columns)
+    assert chosen.schema.names == columns.split(",")
+    for name in {"id", "p", "_error"} & set(chosen.schema.names):
+        assert chosen.column(name).to_pylist() == whole.column(name).to_pylist()
+
+
+@pytest.mark.parametrize("columns", ["_offset,_error", "_error"])
+def test_errors_of_texts_alone(columns: str) -> None:
+    layout = layout_of(options(decode="string", columns=columns))
+    batch = layout.arrange(records([b"a", b"\xff", None]).select(layout.log_columns))
+    assert [each is None for each in batch.column("_error").to_pylist()] == [True, False, True]
+
+
+def test_a_users_schema_of_errors_of_texts() -> None:
+    layout = layout_for(StructType().add("_error", "string"), options(decode="string"))
+    batch = layout.arrange(records([b"a", b"\xff"]).select(layout.log_columns))
+    assert [each is None for each in batch.column("_error").to_pylist()] == [True, False]
 
 
 def test_a_users_schema_is_the_whole_output() -> None:

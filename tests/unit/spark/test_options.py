@@ -102,7 +102,10 @@ def test_kafka_names_for_group_and_isolation() -> None:
         ({"startingOffsets": '{"a": {"0": true}}'}, "wants JSON such as"),
         ({"startingOffsets": "{}"}, "names no partition"),
         ({"startingOffsets": "{"}, "is no JSON"),
-        ({"startingOffsets": "earliest", "startingTimestamp": "1"}, "contradict each other"),
+        ({"kafka.secuirty.protocol": "SSL"}, "did you mean kafka.security.protocol?"),
+        ({"kafka.session.timeout.ms": "1"}, "Java client"),
+        ({"maxRecordsPerPartition": "0"}, "at least 1"),
+        ({"minOffsetsPerTrigger": "1"}, "not for batch reads"),
         ({"endingOffsets": "earliest"}, "would read nothing"),
         ({"startingOffsets": "latest"}, "would read nothing"),
         ({"minPartitions": "0"}, "at least 1"),
@@ -114,6 +117,11 @@ def test_kafka_names_for_group_and_isolation() -> None:
         ({"schema": "a int"}, "add decode=json"),
         ({"columns": "key,,value"}, "empty name"),
         ({"columns": "key,key"}, "one twice"),
+        ({"includeHeaders": "true", "columns": "value"}, "includeHeaders adds headers, which"),
+        (
+            {"includeHeaders": "true", "columns": "headers", "decode": "string"},
+            "adds _headers, which columns lacks",
+        ),
         ({"groupId": "g"}, "not for batch reads"),
         ({"maxOffsetsPerTrigger": "1"}, "not for batch reads"),
         ({"bootstrap": "other:1"}, "differ: keep one"),
@@ -127,6 +135,64 @@ def test_wrong_options_say_what_to_do(options, words) -> None:
         read(**options)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_time_comes_before_offsets_as_in_the_kafka_source() -> None:
+    by_place = '{"a": {"0": 7}}'
+    assert read(startingOffsets="latest", startingTimestamp="5").starting == Time(5)
+    times = read(startingOffsets="earliest", startingOffsetsByTimestamp=by_place).starting
+    assert times == Times({TopicPartition("a", 0): 7})
+    assert read(startingOffsetsByTimestamp=by_place, startingTimestamp="5").starting == Time(5)
+    assert read(endingOffsets="latest", endingTimestamp="5").ending == Time(5)
+
+
+def test_a_partition_without_a_record_that_late_fails_as_in_the_kafka_source() -> None:
+    assert read(startingTimestamp="5").fails_without_time
+    assert read(startingOffsetsByTimestamp='{"a": {"0": 7}}').fails_without_time
+    late = read(startingTimestamp="5", startingOffsetsByTimestampStrategy="latest")
+    assert not late.fails_without_time
+    assert not read(startingOffsets="2026-01-01").fails_without_time, "our own words"
+    strict = read(startingOffsets="2026-01-01", startingOffsetsByTimestampStrategy="error")
+    assert strict.fails_without_time
+
+
+def test_what_is_about_a_java_consumer_is_ignored_with_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = dict.fromkeys(options.IGNORED, "7")
+    assert read(**given, **{"kafka.group.id": "g"}) == read()
+    told = {each.args[0] for each in caplog.records if each.args}
+    assert told == {*options.IGNORED, "kafka.group.id"}
+    assert read(is_stream=True, **given) == read(is_stream=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "span_ms"), [("5m", 300_000), ("1500", 1500), ("2 min", 120_000), ("250MS", 250)]
+)
+def test_limits_of_triggers(text: str, span_ms: int) -> None:
+    given = read(
+        is_stream=True,
+        minOffsetsPerTrigger="5",
+        maxOffsetsPerTrigger="9",
+        maxTriggerDelay=text,
+        maxRecordsPerPartition="3",
+    )
+    assert (given.min_offsets, given.max_offsets, given.max_records) == (5, 9, 3)
+    assert given.max_trigger_delay_ms == span_ms
+    assert read(is_stream=True).max_trigger_delay_ms == 900_000
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"}, "is more than"),
+        ({"minOffsetsPerTrigger": "9", "maxTriggerDelay": "soon"}, "no span of time"),
+        ({"maxTriggerDelay": "5m"}, "does nothing without minOffsetsPerTrigger"),
+    ],
+)
+def test_limits_of_triggers_that_cannot_be(given: dict[str, str], words: str) -> None:
+    with pytest.raises(OptionsError, match=words):
+        read(is_stream=True, **given)
 
 
 def test_streams_refuse_what_is_for_batches() -> None:
@@ -164,6 +230,10 @@ def test_a_write() -> None:
     options = write(topic="a", encode="JSON", writeId="w")
     assert (options.topic, options.encode, options.write_id) == ("a", "json", "w")
     assert write(path="b").topic == "b"
+    kafkas = {"kafka.acks": "all", "includeHeaders": "true", "kafka.enable.idempotence": "true"}
+    assert (
+        write(topic="a", **kafkas) == write(topic="a", **{"kafka.acks": "-1"}) == write(topic="a")
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,6 +243,8 @@ def test_a_write() -> None:
         ({"encode": "protobuf"}, "json, avro"),
         ({"schema": "{}"}, "encode as avro"),
         ({"subscribe": "a"}, "there is no option subscribe"),
+        ({"kafka.acks": "1"}, "kafka.acks=1 cannot be had: a write waits for all replicas"),
+        ({"kafka.linger.ms": "5"}, r"kafka\.linger\.ms is a setting of Kafka's Java client"),
     ],
 )
 def test_wrong_write_options(options, words) -> None:
@@ -211,6 +283,7 @@ def test_security_may_be_named_without_its_prefix() -> None:
 def test_the_page_names_every_option() -> None:
     page = (Path(__file__).parents[3] / "docs" / "SPARK.md").read_text()
     known = {*options.READ, *options.BATCH_ONLY, *options.STREAM_ONLY, *options.WRITE}
+    known |= {*options.IGNORED}
     missing = {name for name in known | set(options.ALIASES) if f"`{name}`" not in page}
     assert not missing
     read_only = {*options.READ, *options.BATCH_ONLY, *options.STREAM_ONLY} - {"schema"}

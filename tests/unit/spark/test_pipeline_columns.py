@@ -136,6 +136,15 @@ def test_columns_that_a_table_cannot_have(names: list[str], complaint: str) -> N
         checked(pa.schema([(name, pa.string()) for name in names]), "t")
 
 
+def test_a_schema_that_is_nested_too_deeply() -> None:
+    kind: pa.DataType = pa.int64()
+    for _ in range(10):
+        kind = pa.list_(pa.struct([("a", pa.map_(pa.string(), kind))]))
+    with pytest.raises(LakeError, match="'deep' that is nested deeper than 30 levels"):
+        checked(pa.schema([("deep", kind)]), "t")
+    checked(pa.schema([("fine", kind.value_type)]), "t")
+
+
 @pytest.mark.parametrize(
     ("settings_", "complaint"),
     [

@@ -7,6 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from chronik.spark.decode.json_depth import dangerous
+from chronik.spark.decode.json_inference import infer
 from chronik.spark.lake.partitioning import parse_partitioning
 from chronik.spark.pipeline.columns import ColumnDecoder
 from chronik.spark.pipeline.config import TopicConfig
@@ -93,6 +95,64 @@ def test_the_next_values_are_judged_by_themselves() -> None:
     _, decoder = decoded({"a b": 1})
     _, errors = decoder.decode(pa.array([b'{"id": 1}', b'{"id": 2, "": true}']))
     assert [error is None for error in errors.to_pylist()] == [True, False]
+
+
+def nested(levels: int, value: bytes = b"1", name: bytes = b"a") -> bytes:
+    return b'{"%s":' % name * levels + value + b"}" * levels
+
+
+@pytest.mark.parametrize(
+    "deep",
+    [
+        nested(31),
+        nested(30, b"[1]"),
+        nested(1, b"[" * 30 + b"true" + b"]" * 30),
+        nested(200),
+        nested(201),
+        nested(900),  # msgspec reads it, and our own recursion ends there
+        nested(5_000),
+        nested(100_000),  # where Arrow's inference ends the process
+        nested(1, b"[" * 100_000 + b"1" + b"]" * 100_000),
+        nested(100_000, name=rb"}]\"}"),
+    ],
+    ids=len,
+)
+@pytest.mark.parametrize("policy", ["dead_letter", "column"])
+def test_what_is_nested_too_deeply_is_a_dead_letter(deep: bytes, policy: str) -> None:
+    errors, decoder = decoded({"id": 1}, deep, {"id": 3, "fine": 1}, policy=policy)
+    assert errors == [None, "nested too deeply: more than 30 levels", None]
+    assert "fine" in decoder.unexpected
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        nested(30),
+        nested(29, b"[1]"),
+        nested(40, b"null"),
+        nested(1, b"[" + b",".join([b"{}"] * 200) + b"]"),
+        b'{"x": "' + b"[" * 500 + b'"}',
+    ],
+    ids=len,
+)
+def test_what_is_not_nested_too_deeply_is_a_row(fine: bytes) -> None:
+    errors, _ = decoded(fine)
+    assert errors == [None]
+
+
+def test_dangerous_values_are_found_wherever_they_are() -> None:
+    deep, wide = nested(300), b"[" + b",".join([b"{}"] * 300) + b"]"
+    texts = [b"", None, wide, deep, None, b"", b'{"a":[{}]}' * 50, deep, wide, b"{}", deep]
+    values = pa.array(texts, pa.binary())
+    assert dangerous(values) == [3, 7, 10]
+    assert dangerous(values.slice(4, 4)) == [3]
+    assert dangerous(values.slice(8, 2)) == []
+    assert dangerous(values.slice(0, 0)) == []
+
+
+def test_samples_that_are_nested_too_deeply_are_left_out() -> None:
+    samples = [nested(500), nested(5_000), b'{"id": 1}']
+    assert infer(pa.array(samples, pa.binary())) == pa.schema([("id", pa.int64())])
 
 
 def test_a_schema_of_samples_has_only_columns_that_a_table_can_have() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chronik.spark.connection import Connection
 from chronik.spark.lake.table import LakeError
 from chronik.spark.offset_range import OffsetRange
 from chronik.spark.pipeline.config import PipelineConfig, load_config, topic_config
@@ -105,6 +106,16 @@ def test_a_file_and_options_over_it(tmp_path: Path) -> None:
     assert topic.partition_by == "day(_timestamp),c"
 
 
+@pytest.mark.parametrize("name", ["bootstrap.servers", "kafka.bootstrap.servers", "bootstrap"])
+def test_brokers_may_be_named_with_the_connection(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, f'[kafka]\n"{name}" = "a:1"\n"kafka.client.id" = "me"\n')
+    config = load_config(path, {})
+    connection = Connection.from_options(config.connection_options)
+    assert (config.bootstrap, connection.bootstrap, connection.client_id) == ("a:1", "a:1", "me")
+    over = load_config(path, {"bootstrap": "b:1"})
+    assert Connection.from_options(over.connection_options).bootstrap == "b:1"
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -113,7 +124,14 @@ def test_a_file_and_options_over_it(tmp_path: Path) -> None:
         ("intervall_s = 1", "there is no setting intervall_s"),
         ("catalog = 1", r"write \[catalog\]"),
         ("[topics]\nt = 1", r"write \[topics.t\]"),
-        ("[topics.t]\ntabel = 'delta'", "no setting tabel"),
+        (
+            "[topics.t]\ntabel = 'delta'",
+            r"\[topics.t\] a topic has no setting tabel: did you mean table",
+        ),
+        ("intervall_s = 1", "did you mean interval_s?"),
+        ("[kafka]\n'secuirty.protocol' = 'SSL'", r"\[kafka\] .* did you mean security.protocol?"),
+        ("[kafka]\n'isolation.level' = 'x'", "isolation.level is no option of a connection"),
+        ("bootstrap = 'a:1'\n[kafka]\n'bootstrap.servers' = 'b:1'", "differ: keep one"),
         ("= 1", "no TOML"),
     ],
 )

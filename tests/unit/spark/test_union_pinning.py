@@ -1,15 +1,19 @@
 """Where the tail begins, and what a statement mentions: without Spark."""
 
+import re
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronik.cli.spark_start import one_line
-from chronik.spark.errors import DataLossError
+from chronik.spark import table
+from chronik.spark.errors import DataLossError, OptionsError, SourceError
 from chronik.spark.log_facts import Topic
 from chronik.spark.offset_range import OffsetRange
 from chronik.spark.planning import LogSpan
 from chronik.spark.range_frame import pieces
+from chronik.spark.spark_failures import one_line
 from chronik.spark.union import tail_of
 from chronik.spark.views import mentioned
 
@@ -97,3 +101,27 @@ def test_an_error_of_spark_is_one_line() -> None:
     )
     assert one_line(raised) == "there is no topic x: create it"
     assert one_line("") == "Spark failed without a word"
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"decdoe": "json"}, "no setting decdoe: did you mean decode?"),
+        ({"options": {"kafka.secuirty.protocol": "SSL"}}, "did you mean security.protocol?"),
+        ({"options": {"subscribe": "orders"}}, "subscribe is no option of a connection"),
+    ],
+)
+def test_what_nobody_knows_is_refused(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(OptionsError, match=re.escape(word)):
+        table(cast(Any, None), "orders", bootstrap="127.0.0.1:1", warehouse="lake", **options)
+
+
+def test_of_topics_that_differ_in_case_the_one_that_is_written_so_is_meant() -> None:
+    names = ["Orders", "orders", "web-Clicks"]
+    assert mentioned("select * from orders", names) == ["orders"]
+    assert mentioned("select * from Orders", names) == ["Orders"]
+    assert mentioned("select * from `WEB-clicks`", names) == ["web-Clicks"]
+    assert mentioned("show tables", names) == names
+    for statement in ("select * from ORDERS", "select * from Orders a join orders b"):
+        with pytest.raises(SourceError, match="does not tell Orders from orders: name one"):
+            mentioned(statement, names)

@@ -7,7 +7,7 @@
 
 Fields keep the order in which they occur first. Where a field changes its mind, what most samples
 have is chosen: the others will be errors, which is what a reader wants to hear of. Samples that are
-no objects are left out.
+no objects are left out, and those that are nested deeper than any column (`json_depth`).
 """
 
 import re
@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from chronik.spark.decode.framing import unframed
+from chronik.spark.decode.json_depth import is_too_deep
 from chronik.spark.errors import OptionsError
 
 _TIMESTAMP: Final = re.compile(
@@ -108,9 +109,11 @@ def infer(samples: pa.BinaryArray) -> pa.Schema:
     """The schema of the objects among some values, or OptionsError if there is none."""
     seen = _Seen()
     for value in unframed(samples).to_pylist():
+        if value is None or is_too_deep(value):
+            continue
         try:
-            found = None if value is None else msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError):
+            found = msgspec.json.decode(value)
+        except msgspec.DecodeError:
             continue
         if isinstance(found, dict):
             seen.add(found)

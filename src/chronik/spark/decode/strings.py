@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chronik.spark.decode.decoder import Decoded, Rows, error_column
+from chronik.spark.decode.decoder import Decoded, Rows, error_column, record_batch
 from chronik.spark.decode.framing import spans_of
 from chronik.spark.errors import OptionsError
 
@@ -15,12 +15,12 @@ _SCHEMA = pa.schema([("value", pa.string())])
 
 @dataclass(frozen=True, slots=True)
 class StringDecoder:
-    """One column of text."""
+    """One column of text, or none: then it only tells which values are no text."""
 
     schema: pa.Schema = field(default=_SCHEMA)
 
     def __post_init__(self) -> None:
-        if [each.type for each in self.schema] != [pa.string()]:
+        if [each.type for each in self.schema] not in ([], [pa.string()]):
             raise OptionsError(
                 f"decode=string gives one column of text, and not {self.schema.names}"
             )
@@ -32,7 +32,8 @@ class StringDecoder:
             is_bad = np.zeros(len(values), dtype=np.bool_)
             is_bad[list(errors)] = True
             values = pc.if_else(pa.array(is_bad), pa.scalar(None, pa.binary()), values)
-        columns = pa.RecordBatch.from_arrays([values.cast(pa.string())], schema=self.schema)
+        texts = [values.cast(pa.string())][: len(self.schema)]
+        columns = record_batch(texts, self.schema, len(values))
         return Decoded(columns, error_column(errors, len(values)))
 
 

@@ -92,8 +92,7 @@ class DeltaState:
     def files(self) -> list[LiveFile]:
         if self._files is None:
             actions = pa.table(self.handle.get_add_actions(flatten=True))
-            names = [f"partition.{field.name}" for field in self._partitioning]
-            self._files = [_live_file(row, names) for row in actions.to_pylist()]
+            self._files = _live_files(actions, self._partitioning)
         return self._files
 
 
@@ -290,18 +289,23 @@ def _place(storage: Storage) -> dict[str, Any]:
     }
 
 
-def _live_file(row: dict[str, Any], partition_names: list[str]) -> LiveFile:
-    newest = row.get("max._timestamp")
-    return LiveFile(
-        path=row["path"],
-        byte_count=row["size_bytes"],
-        row_count=row["num_records"],
-        partition=tuple(_text(row[name]) for name in partition_names),
-        newest_ms=None if newest is None else int(newest.timestamp() * 1000),
-    )
-
-
-def _text(value: Any) -> str | None:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return None if value is None else str(value)
+def _live_files(actions: pa.Table, partitioning: tuple[PartitionField, ...]) -> list[LiveFile]:
+    # Of the rest nothing is asked: Python has no dates for some of what may stand there.
+    names = [f"partition.{field.name}" for field in partitioning]
+    parts = [actions[name].cast(pa.string()).to_pylist() for name in names]
+    newest = pa.nulls(len(actions), pa.int64())
+    if "max._timestamp" in actions.column_names:
+        newest = actions["max._timestamp"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    columns = [actions[name].to_pylist() for name in ("path", "size_bytes", "num_records")]
+    return [
+        LiveFile(
+            path=path,
+            byte_count=byte_count,
+            row_count=row_count,
+            partition=tuple(part[index] for part in parts),
+            newest_ms=None if newest_us is None else newest_us // 1000,
+        )
+        for index, (path, byte_count, row_count, newest_us) in enumerate(
+            zip(*columns, newest.to_pylist(), strict=True)
+        )
+    ]

@@ -1,20 +1,26 @@
 """What Delta's log says about a file: row count, nulls, least and greatest values.
 
-Readers skip files by it, so it must never claim too little: a column whose statistics are
-missing, cut or not a number is left out.
+Readers skip files by it, so it must never claim too little. A column whose statistics are missing
+or not a number is left out. Otherwise it is there if it can be: where only some files have a
+column's bounds, deltalake's dataset takes those of the others for null, and shows none of their
+rows to whoever filters by it. So a long text is cut to a bound, and times are there for all years
+that readers have.
 """
 
-import datetime
 import decimal
 import json
 import math
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 COLUMNS_MAX: Final = 32  # as other writers of Delta do: the first ones are what queries filter on
 TEXT_LENGTH_MAX: Final = 64
+_LAST_CHARACTER: Final = "\U0010ffff"  # behind a text that was cut: no longer one comes after that
+_FIRST: Final = np.datetime64("0001-01-01", "us")
+_LAST: Final = np.datetime64("9999-12-31T23:59:59.999999", "us")
 
 
 def delta_stats(footer: pq.FileMetaData) -> str:
@@ -36,7 +42,7 @@ def delta_stats(footer: pq.FileMetaData) -> str:
         bounds = [
             chunk for chunk in chunks if chunk.null_count != chunk.num_values + chunk.null_count
         ]
-        values = _bounds(bounds)
+        values = _bounds(bounds, field.type)
         if values is not None:
             least[field.name], greatest[field.name] = values
     stats = {"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest}
@@ -53,25 +59,40 @@ def _flat_columns(footer: pq.FileMetaData) -> list[pa.Field | None]:
     return leaves
 
 
-def _bounds(chunks: list[Any]) -> tuple[Any, Any] | None:
+def _bounds(chunks: list[Any], kind: pa.DataType) -> tuple[Any, Any] | None:
     if not chunks or not all(chunk.has_min_max for chunk in chunks):
         return None
     try:
-        least = _as_json(min(chunk.min for chunk in chunks), is_upper=False)
-        greatest = _as_json(max(chunk.max for chunk in chunks), is_upper=True)
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            # As the file has it: Python's calendar has fewer years.
+            least = np.datetime64(min(chunk.min_raw for chunk in chunks), _unit(kind))
+            greatest = np.datetime64(max(chunk.max_raw for chunk in chunks), _unit(kind))
+            return _time_as_json(least, is_upper=False), _time_as_json(greatest, is_upper=True)
+        return (
+            _as_json(min(chunk.min for chunk in chunks), is_upper=False),
+            _as_json(max(chunk.max for chunk in chunks), is_upper=True),
+        )
     except (TypeError, ValueError):
         return None
-    return least, greatest
+
+
+def _unit(kind: pa.DataType) -> Any:
+    return kind.unit if pa.types.is_timestamp(kind) else "D"
+
+
+def _time_as_json(value: np.datetime64, *, is_upper: bool) -> str:
+    if not _FIRST <= value <= _LAST:
+        raise ValueError("readers in Python have no such year")
+    if np.datetime_data(value)[0] == "D":
+        return str(value)
+    # Milliseconds is what all readers know: round the greatest up, unless that is another year.
+    milliseconds = value.astype("datetime64[ms]")
+    if is_upper and milliseconds < value:
+        milliseconds += np.timedelta64(1, "ms")
+    return f"{milliseconds if milliseconds <= _LAST else value}Z"
 
 
 def _as_json(value: Any, *, is_upper: bool) -> Any:
-    if isinstance(value, datetime.datetime):
-        # Milliseconds is all that the log has room for: round the greatest up.
-        extra = datetime.timedelta(microseconds=999 if is_upper else 0)
-        utc = (value + extra).astimezone(datetime.UTC)
-        return utc.strftime("%Y-%m-%dT%H:%M:%S.") + f"{utc.microsecond // 1000:03d}Z"
-    if isinstance(value, datetime.date):
-        return value.isoformat()
     if isinstance(value, decimal.Decimal):
         raise ValueError("readers disagree about decimals in JSON")
     if isinstance(value, bytes):
@@ -79,5 +100,5 @@ def _as_json(value: Any, *, is_upper: bool) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("not a number")
     if isinstance(value, str) and len(value) > TEXT_LENGTH_MAX:
-        raise ValueError("a cut text is no bound")
+        return value[:TEXT_LENGTH_MAX] + (_LAST_CHARACTER if is_upper else "")
     return value

@@ -14,10 +14,12 @@ about the library that shape this file:
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import (
@@ -29,6 +31,9 @@ from pyiceberg.exceptions import (
     ValidationException,
 )
 from pyiceberg.io.pyarrow import (
+    DataFileStatistics,
+    MetricModeTypes,
+    MetricsMode,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -37,6 +42,7 @@ from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField as IcebergPartitionField
 from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
@@ -49,7 +55,7 @@ from pyiceberg.transforms import (
     YearTransform,
 )
 from pyiceberg.typedef import Record
-from pyiceberg.types import PrimitiveType
+from pyiceberg.types import IcebergType, PrimitiveType
 from sqlalchemy.exc import OperationalError
 
 from chronik.spark.lake.failures import complaint, telling, telling_of_table
@@ -162,7 +168,9 @@ class IcebergState:
             path=path,
             byte_count=file.file_size_in_bytes,
             row_count=file.record_count,
-            partition=part_from_record(file.partition, self._partitioning),
+            partition=part_from_record(
+                file.partition, self._partitioning, _types(schema, self._partitioning)
+            ),
             newest_ms=None if newest_us is None else int(newest_us) // 1000,
         )
 
@@ -178,7 +186,7 @@ class IcebergLakeTable:
         self.name = name
         self._catalog = catalog
         self._identifier = (namespace, name)
-        table = catalog.load_table(self._identifier)
+        table = _loaded(catalog, self._identifier)
         self.location = table.location()
         self.storage = Storage(self.location, store)
         self.partitioning = _partitioning(table.metadata)
@@ -222,7 +230,16 @@ class IcebergLakeTable:
 
     @_telling
     def load(self) -> IcebergState:
-        return IcebergState(self._catalog.load_table(self._identifier), self.partitioning)
+        return IcebergState(self._loaded(), self.partitioning)
+
+    def _loaded(self) -> Table:
+        try:
+            return _loaded(self._catalog, self._identifier)
+        except NoSuchTableError:
+            raise LakeError(
+                f"table {self.name} is no longer in the catalog: put it back, or start the "
+                "pipeline again to begin a new one"
+            ) from None
 
     def file_schema(self, state: TableState) -> pa.Schema:
         return state.schema
@@ -264,12 +281,8 @@ class IcebergLakeTable:
     def _described(self, transaction: Transaction, file: DataFile) -> IcebergFile:
         metadata = transaction.table_metadata
         schema = metadata.schema()
-        statistics = data_file_statistics_from_parquet_metadata(
-            parquet_metadata=file.footer,
-            stats_columns=compute_statistics_plan(schema, metadata.properties),
-            parquet_column_mapping=parquet_path_to_id_mapping(schema),
-        )
-        types = [schema.find_field(field.column).field_type for field in self.partitioning]
+        statistics = _statistics(file.footer, schema, metadata.properties)
+        types = _types(schema, self.partitioning)
         return IcebergFile.from_args(
             content=DataFileContent.DATA,
             file_path=f"{self.location}/{file.path}",
@@ -288,7 +301,7 @@ class IcebergLakeTable:
         wanted = pa.schema([*added, *widened])
         failure: Exception | None = None
         for _ in range(COMMIT_ATTEMPTS_MAX):
-            table = self._catalog.load_table(self._identifier)
+            table = self._loaded()
             try:
                 with table.update_schema() as update:
                     update.union_by_name(wanted)
@@ -300,7 +313,7 @@ class IcebergLakeTable:
     @_telling
     def expire(self, now_ms: int, pin_ms: int) -> None:
         for _ in range(COMMIT_ATTEMPTS_MAX):
-            table = self._catalog.load_table(self._identifier)
+            table = self._loaded()
             made = [(each.snapshot_id, each.timestamp_ms) for each in table.metadata.snapshots]
             keep = kept(made, now_ms=now_ms, pin_ms=pin_ms)
             current = table.current_snapshot()
@@ -317,10 +330,54 @@ class IcebergLakeTable:
     def unreferenced(self, now_ms: int, age_ms: int) -> list[str]:
         # List first: what is committed after that is in the references, not the other way round.
         listed = [path for path, _, changed in self.storage.list() if changed <= now_ms - age_ms]
-        table = self._catalog.load_table(self._identifier)
+        table = self._loaded()
         prefix = table.location() + "/"
         used = {path.removeprefix(prefix) for path in _referenced(table)}
         return [path for path in listed if path not in used and not path.startswith("_")]
+
+
+def _loaded(catalog: Catalog, identifier: tuple[str, str]) -> Table:
+    """A table of a catalog, or NoSuchTableError; LakeError if the catalog is all that there is."""
+    try:
+        return catalog.load_table(identifier)
+    except FileNotFoundError as error:
+        name = ".".join(identifier)
+        raise LakeError(
+            f"the catalog has a table {name}, and its files are not there: put them back, or drop "
+            f"it from the catalog to begin a new one (`pyiceberg drop table {name}`, as "
+            f"docs/SPARK.md says): {complaint(error)}"
+        ) from error
+
+
+def _types(schema: Schema, partitioning: tuple[PartitionField, ...]) -> list[IcebergType]:
+    return [schema.find_field(field.column).field_type for field in partitioning]
+
+
+def _statistics(
+    footer: pq.FileMetaData, schema: Schema, properties: dict[str, str]
+) -> DataFileStatistics:
+    """What the library says of a file; of columns with values that Python has not, no bounds."""
+    plan = compute_statistics_plan(schema, properties)
+    ids = parquet_path_to_id_mapping(schema)
+    for index in range(footer.num_columns):
+        field_id = ids[footer.schema.column(index).path]
+        if not _has_readable_bounds(footer, index):
+            plan[field_id] = replace(plan[field_id], mode=MetricsMode(MetricModeTypes.COUNTS))
+    return data_file_statistics_from_parquet_metadata(
+        parquet_metadata=footer, stats_columns=plan, parquet_column_mapping=ids
+    )
+
+
+def _has_readable_bounds(footer: pq.FileMetaData, column: int) -> bool:
+    chunks = (footer.row_group(group).column(column) for group in range(footer.num_row_groups))
+    try:
+        for chunk in chunks:
+            _ = chunk.statistics and (chunk.statistics.min, chunk.statistics.max)
+    except OverflowError:
+        return False
+    except pa.ArrowNotImplementedError:
+        return True  # The library knows of this one.
+    return True
 
 
 def _referenced(table: Table) -> Iterator[str]:

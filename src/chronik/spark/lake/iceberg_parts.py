@@ -1,8 +1,9 @@
 """A file's part of a table: our text, and Iceberg's partition values, which are numbers of time."""
 
 import datetime
-from typing import Any, Final
+from typing import Any
 
+import numpy as np
 from pyiceberg.typedef import Record
 from pyiceberg.types import (
     BooleanType,
@@ -13,8 +14,6 @@ from pyiceberg.types import (
 )
 
 from chronik.spark.lake.table import PartitionField
-
-_EPOCH: Final = datetime.date(1970, 1, 1)
 
 
 def part_to_values(
@@ -35,27 +34,37 @@ def _value(text: str, transform: str, kind: IcebergType) -> Any:
             year, month = map(int, text.split("-"))
             return (year - 1970) * 12 + month - 1
         case "day":
-            return (datetime.date.fromisoformat(text) - _EPOCH).days
+            return _days(text)
         case "hour":
             day, _, hour = text.rpartition("-")
-            return (datetime.date.fromisoformat(day) - _EPOCH).days * 24 + int(hour)
+            return _days(day) * 24 + int(hour)
     match kind:
         case BooleanType():
             return text == "true"
         case IntegerType() | LongType():
             return int(text)
         case DateType():
-            return (datetime.date.fromisoformat(text) - _EPOCH).days
+            return _days(text)
         case _:
             return text
 
 
-def part_from_record(record: Record, fields: tuple[PartitionField, ...]) -> tuple[str | None, ...]:
+def _days(text: str) -> int:
+    """Since 1970; numpy's calendar has the years that Python's has not."""
+    return int(np.datetime64(text, "D").astype(np.int64))
+
+
+def part_from_record(
+    record: Record, fields: tuple[PartitionField, ...], types: list[IcebergType]
+) -> tuple[str | None, ...]:
     """A partition record as text."""
-    return tuple(_text(record[index], field.transform) for index, field in enumerate(fields))
+    return tuple(
+        _text(record[index], field.transform, kind)
+        for index, (field, kind) in enumerate(zip(fields, types, strict=True))
+    )
 
 
-def _text(value: Any, transform: str) -> str | None:
+def _text(value: Any, transform: str, kind: IcebergType) -> str | None:
     if value is None:
         return None
     if isinstance(value, bool):
@@ -70,9 +79,8 @@ def _text(value: Any, transform: str) -> str | None:
         case "hour":
             return f"{_date(value // 24)}-{value % 24:02d}"
         case _:
-            return value.isoformat() if isinstance(value, datetime.date) else str(value)
+            return _date(value) if isinstance(kind, DateType) else str(value)
 
 
 def _date(value: Any) -> str:
-    day = value if isinstance(value, datetime.date) else _EPOCH + datetime.timedelta(days=value)
-    return day.isoformat()
+    return value.isoformat() if isinstance(value, datetime.date) else str(np.datetime64(value, "D"))

@@ -150,6 +150,15 @@ def leaf_count(kind: pa.DataType) -> int:
     return leaf_count(kind.value_type) if _is_list(kind) else 1
 
 
+def nesting(kind: pa.DataType) -> int:
+    """How many levels a type has: 1 if it is a number or text."""
+    if pa.types.is_struct(kind):
+        return 1 + max((nesting(field.type) for field in kind), default=0)
+    if pa.types.is_map(kind):
+        return 1 + nesting(kind.item_type)
+    return 1 + nesting(kind.value_type) if _is_list(kind) else 1
+
+
 def _is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
     """Whether a column of one type holds every value of the other, as Iceberg promotes types."""
     if wide == pa.int64() and narrow == pa.int32():

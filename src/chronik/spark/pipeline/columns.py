@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from chronik.spark.decode import Decoded, Decoder, decoder_for
+from chronik.spark.decode.json_depth import TOO_DEEP, dangerous
 from chronik.spark.decode.json_inference import infer
 from chronik.spark.decode.json_values import JsonDecoder
 from chronik.spark.decode.schema_text import parse_schema
@@ -50,6 +51,9 @@ class NoticingJsonDecoder(JsonDecoder):
         return NoticingJsonDecoder, (self.schema, self._own)
 
     def _parsed(self, found: Any) -> pa.Table:
+        deep = dangerous(found.docs)
+        if deep:
+            found.drop(dict.fromkeys(deep, TOO_DEEP))
         more = self._parsed_with_more(found.docs)
         if more is None:
             table = super()._parsed(found)
@@ -234,7 +238,8 @@ class ColumnDecoder:
 
     def _tried_again(self, values: pa.BinaryArray, decoded: Decoded) -> Decoded:
         is_object = pc.is_null(_NO_FIELDS.decode(values).errors)
-        mask = pc.and_(pc.is_valid(decoded.errors), is_object)
+        may_decode = pc.fill_null(pc.not_equal(decoded.errors, TOO_DEEP), False)
+        mask = pc.and_(may_decode, is_object)
         places = pc.indices_nonzero(mask)
         if not len(places):
             return decoded

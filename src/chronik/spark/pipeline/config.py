@@ -31,12 +31,14 @@ A key that is not known is an error: a setting that is silently ignored is worse
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from chronik.config.definitions import InvalidSetting
 from chronik.config.topic_settings import TOPIC_SETTINGS
+from chronik.spark.connection import check_names, is_bootstrap
+from chronik.spark.errors import OptionsError, hint
 from chronik.spark.lake.table import LakeError
 from chronik.spark.lake.warehouse import Warehouse
 
@@ -94,7 +96,7 @@ class PipelineConfig:
     def connection_options(self) -> dict[str, str]:
         """How to reach the cluster, in the words of the Spark source's options."""
         return {
-            **{f"kafka.{name}": value for name, value in self.kafka.items()},
+            **{f"kafka.{name.removeprefix('kafka.')}": value for name, value in self.kafka.items()},
             "kafka.bootstrap.servers": self.bootstrap,
         }
 
@@ -124,8 +126,18 @@ def load_config(path: str | None, options: Mapping[str, Any]) -> PipelineConfig:
     _check(found, path or "")
     for name in set(_TABLES) & set(found) - {"topics"}:
         found[name] = {key: _text(value) for key, value in found[name].items()}
+    _take_bootstrap(found, path or "")
     known = PipelineConfig(**found)
     return replace(known, **{name: value for name, value in options.items() if value is not None})
+
+
+def _take_bootstrap(found: dict[str, Any], path: str) -> None:
+    """The brokers may be named with what else says how to connect to them."""
+    kafka = found.get("kafka", {})
+    for name in [each for each in kafka if is_bootstrap(each)]:
+        named = kafka.pop(name)
+        if found.setdefault("bootstrap", named) != named:
+            raise LakeError(f"{path}: bootstrap and {name} under [kafka] differ: keep one")
 
 
 def _text(value: object) -> str:
@@ -138,24 +150,33 @@ def _check(found: Mapping[str, Any], path: str) -> None:
             if not isinstance(value, dict):
                 raise LakeError(f"{path}: {name} is a table: write [{name}]")
         elif name not in _KEYS:
-            known = ", ".join([*_KEYS, *_TABLES])
-            raise LakeError(f"{path}: there is no setting {name}; the settings are {known}")
+            raise LakeError(f"{path}: there is no setting {name}: {hint(name, (*_KEYS, *_TABLES))}")
         elif not isinstance(value, _KEYS[name]):
             raise LakeError(f"{path}: {name} = {value!r} has the wrong type")
         elif name in _POSITIVE and not found[name] > 0:
             raise LakeError(f"{path}: {name} = {value!r} must be more than zero")
+    try:
+        check_names(found.get("kafka", {}))
+    except OptionsError as error:
+        raise LakeError(f"{path}: [kafka] {error}") from None
     _check_topics(found.get("topics", {}), path)
+
+
+def check_topic_keys(names: Iterable[str]) -> None:
+    """OptionsError for the first that is no setting of a topic."""
+    for name in names:
+        if name not in _TOPIC_KEYS:
+            raise OptionsError(f"a topic has no setting {name}: {hint(name, _TOPIC_KEYS)}")
 
 
 def _check_topics(topics: Mapping[str, Any], path: str) -> None:
     for topic, settings in topics.items():
         if not isinstance(settings, dict):
             raise LakeError(f"{path}: topics.{topic} is a table: write [topics.{topic}]")
-        for name in settings:
-            if name not in _TOPIC_KEYS:
-                raise LakeError(
-                    f"{path}: a topic has no setting {name}; it has {', '.join(_TOPIC_KEYS)}"
-                )
+        try:
+            check_topic_keys(settings)
+        except OptionsError as error:
+            raise LakeError(f"{path}: [topics.{topic}] {error}") from None
 
 
 def _setting_text(value: object) -> str:

@@ -2,8 +2,9 @@
 
 A table's columns have names that every reader takes, that differ in more than case, and that are
 none of the table's own. A field that has no such name never becomes a column: a row in which it has
-a value is a dead letter that names it, and all other rows go on. The same holds at any depth. Paths
-count, joined by dots as Iceberg has them: beside `a.b` no object `a` can have a field `b`.
+a value is a dead letter that names it, and all other rows go on. The same holds at any depth, and
+of what is nested deeper than tables can be. Paths count, joined by dots as Iceberg has them: beside
+`a.b` no object `a` can have a field `b`.
 
 Of two names that exclude each other the first to become a column stays.
 """
@@ -15,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from chronik.spark.decode.framing import unframed
+from chronik.spark.decode.json_depth import NESTED_MAX, TOO_DEEP
 from chronik.spark.lake.schemas import SYSTEM_COLUMNS
 from chronik.spark.lake.table import PartitionField
 
@@ -68,6 +70,9 @@ class FieldNames:
         """A type without what no column can hold, and what is only null: that will show later."""
         if pa.types.is_null(seen):
             return None
+        if len(path) > NESTED_MAX:
+            self.has_refused = True
+            return None
         kind = seen
         if pa.types.is_struct(seen):
             found = self._fields(path, seen)
@@ -113,6 +118,8 @@ class FieldNames:
 
     def fault(self, path: Path) -> str | None:
         """Why no column can have this path, if none can."""
+        if len(path) > NESTED_MAX:
+            return TOO_DEEP
         text = ".".join(path)
         if not is_name(path[-1]):
             return f"field {text!r} has a name that no column can have"
@@ -134,12 +141,14 @@ class FieldNames:
     def _row_fault(self, value: bytes | None) -> str | None:
         try:
             found = None if value is None else _document(value)
+            return self._value_fault((), pa.struct(list(self._columns)), found)
         except (ValueError, RecursionError):
             return None  # It is no row either way, and why is known.
-        return self._value_fault((), pa.struct(list(self._columns)), found)
 
     def _value_fault(self, path: Path, known: pa.DataType | None, value: Any) -> str | None:
         if isinstance(value, list):
+            if len(path) >= NESTED_MAX and _has_value(value):
+                return TOO_DEEP
             element = known.value_type if known is not None and pa.types.is_list(known) else None
             found = (self._value_fault((*path, _ELEMENT), element, each) for each in value)
             return next(filter(None, found), None)

@@ -58,12 +58,13 @@ class _TableChanged(Exception):
 def _replayed(topic: TopicPipeline, clock: Clock) -> Replayed:
     """A replay by the columns that the table has now; a letter with others gives them to it."""
     committer = topic.committer
-    decoder = topic.decoder(committer.table.load())
+    state = committer.table.load()
+    decoder = topic.decoder(state)
 
     def decode(letters: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.BooleanArray]:
         columns, errors = decoder.decode(letters.column("_value"))
         # As in a round: nothing of this replay has been committed, and it begins anew.
-        if topic.maybe_evolve(decoder.unexpected, decoder.conflicts):
+        if topic.maybe_evolve(state.schema, decoder.unexpected, decoder.conflicts):
             raise _TableChanged
         system = [letters.column(each) for each in SYSTEM_COLUMNS.names]
         names = [*SYSTEM_COLUMNS.names, *columns.schema.names]

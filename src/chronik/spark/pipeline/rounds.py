@@ -2,7 +2,8 @@
 
 All topics share a round: one Spark job, whose tasks are shares of all topics' new records. Then
 each topic's results are committed by themselves, so that one topic in trouble stops no other. Its
-trouble is told, kept in the status file, and tried again in the next round.
+trouble is told, kept in the status file, and tried again later; even one that nobody has foreseen,
+whose trace goes to the log.
 
 Files are merged by a Spark job of their own beside the rounds; its commits are made between rounds
 by this same thread, so that the two never refuse each other.
@@ -20,7 +21,8 @@ from typing import Any, Final
 
 from chronik.clock import Clock, SystemClock
 from chronik.spark.connection import Connection
-from chronik.spark.errors import SourceError
+from chronik.spark.errors import DataLossError, OptionsError, SourceError
+from chronik.spark.lake.failures import complaint
 from chronik.spark.lake.replay import finish_replay
 from chronik.spark.lake.table import LakeError, PartitionKey, Refused
 from chronik.spark.log_facts import LogFacts, Topic
@@ -33,6 +35,7 @@ from chronik.spark.pipeline.shares import ROUND_TASKS_A_CORE
 from chronik.spark.pipeline.task import MergeTask, RangeTask, TaskResult, run_task, write_probe
 from chronik.spark.pipeline.topic import Landed, LogSpans, Round, TopicPipeline
 from chronik.spark.pipeline.upkeep import Merging, Upkeep
+from chronik.spark.spark_failures import spark_errors, why
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ DISCOVERY_INTERVAL_S: Final = 10.0
 COMMITS_AT_ONCE: Final = 4  # each waits for a disk, a catalog or an object store
 REST_S: Final = 5.0  # after a topic's first trouble; twice as long after each one that follows
 REST_MAX_S: Final = 120.0
+_FORESEEN: Final = (LakeError, SourceError, OptionsError, DataLossError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,14 +132,21 @@ class Pipeline:
         for name in self._upkeep.keys() & self._topics.keys():
             try:
                 self._upkeep[name].expire()
-            except LakeError as error:
-                logger.warning("upkeep of %s: %s", name, error)
+            except Exception as error:
+                logger.warning("upkeep of %s: %s", name, _told(name, error))
 
     def _probe(self) -> None:
         """Refuse a warehouse that tasks and driver do not share."""
         warehouse = self._warehouse
         numbers = self._context.parallelize(range(self._cores), self._cores)
-        for probe in numbers.map(lambda number: write_probe(warehouse, number)).collect():
+        try:
+            probes = numbers.map(lambda number: write_probe(warehouse, number)).collect()
+        except spark_errors() as error:
+            raise LakeError(
+                f"the executors do not run our tasks ({why(error)}): all machines need one Python "
+                "that has chronik[spark], named by PYSPARK_PYTHON before the pipeline starts"
+            ) from error
+        for probe in probes:
             if probe.error is not None:
                 raise LakeError(f"the executor {probe.whose} cannot write: {probe.error}")
             if warehouse.take_probe(probe.path) != probe.whose:
@@ -209,8 +220,8 @@ class Pipeline:
                 continue
             try:
                 check_config(config)
-            except LakeError as error:
-                errors[config.name] = str(error)
+            except Exception as error:
+                errors[config.name] = _told(config.name, error)
                 continue
             self._troubles.pop(config.name, None)  # Its settings are others now.
             topics[config.name] = TopicPipeline(
@@ -248,8 +259,8 @@ class Pipeline:
                     task_bytes=task_bytes,
                     budget_bytes=budget,
                 )
-            except (LakeError, SourceError) as error:
-                errors[name] = str(error)
+            except Exception as error:
+                errors[name] = _told(name, error)
                 continue
             if planned is not None:
                 rounds[name] = planned
@@ -285,19 +296,13 @@ class Pipeline:
         return results
 
     def _on_spark(self, tasks: Sequence[RangeTask | MergeTask]) -> list[TaskResult]:
-        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-        from pyspark.errors import PySparkException
-
         run = partial(run_task, tries=tries_of(self._context))
         try:
             done: list[TaskResult] = self._context.parallelize(tasks, len(tasks)).map(run).collect()
-        except (Py4JJavaError, PySparkException) as error:
+        except spark_errors() as error:
             if self._context._jsc is None or self._context._jsc.sc().isStopped():
                 raise LakeError("Spark has stopped: start the pipeline again") from error
-            cause = getattr(error, "java_exception", None)
-            text = str(error if cause is None else cause.getMessage())
-            reason = next(filter(None, map(str.strip, text.splitlines())), "no reason given")
-            raise LakeError(f"Spark gave up on the tasks of this round: {reason}") from error
+            raise LakeError(f"Spark gave up on the tasks of this round: {why(error)}") from error
         return done
 
     def _land(
@@ -306,22 +311,22 @@ class Pipeline:
         results: Mapping[str, list[TaskResult]],
         errors: dict[str, str],
     ) -> dict[str, Landed]:
-        def land(name: str) -> Landed | LakeError:
+        def land(name: str) -> Landed | str:
             try:
                 return self._topics[name].land(rounds[name], results[name])
             except Refused as error:
-                return LakeError(
+                return (
                     f"{error}; nothing was added: if another pipeline writes to this table, stop "
                     "one of them"
                 )
-            except LakeError as error:
-                return error
+            except Exception as error:
+                return _told(name, error)
 
         landed: dict[str, Landed] = {}
         with ThreadPoolExecutor(COMMITS_AT_ONCE, "chronik-commit") as threads:
             for name, outcome in zip(rounds, threads.map(land, rounds), strict=True):
-                if isinstance(outcome, LakeError):
-                    errors[name] = str(outcome)
+                if isinstance(outcome, str):
+                    errors[name] = outcome
                 else:
                     landed[name] = outcome
                     self._upkeep[name].landed()
@@ -341,8 +346,8 @@ class Pipeline:
                 upkeep.expire_if_due()
                 if self._merging is None:
                     merges += upkeep.merges_if_due()
-            except LakeError as error:
-                logger.warning("upkeep of %s: %s", name, error)
+            except Exception as error:
+                logger.warning("upkeep of %s: %s", name, _told(name, error))
         if merges:
             self._merging = background.submit(self._merge, merges)
 
@@ -355,10 +360,23 @@ class Pipeline:
         if merging is None:
             return
         try:
-            for each in merging.result():
+            merged = merging.result()
+        except Exception as error:
+            logger.warning("all merges of files were given up: %s", _told("merges", error))
+            return
+        for each in merged:
+            try:
                 each.commit()
-        except LakeError as error:
-            logger.warning("a merge of files was given up: %s", error)
+            except Exception as error:
+                logger.warning("a merge of files was given up: %s", _told(each.table.name, error))
+
+
+def _told(name: str, error: Exception) -> str:
+    """What a topic's trouble is, in one line; of what nobody has foreseen the log has all."""
+    if isinstance(error, _FORESEEN):
+        return str(error)
+    logger.error("%s: this was not foreseen", name, exc_info=error)
+    return f"{type(error).__name__}: {complaint(error)} (the pipeline's log has its trace)"
 
 
 def _spans(

@@ -10,9 +10,17 @@ from typing import Final
 
 import pyarrow as pa
 
+from chronik.spark.decode.json_depth import NESTED_MAX
 from chronik.spark.errors import OptionsError
 from chronik.spark.lake.partitioning import parse_partitioning
-from chronik.spark.lake.schemas import SYSTEM_COLUMNS, compare, leaf_count, other_name, stored_type
+from chronik.spark.lake.schemas import (
+    SYSTEM_COLUMNS,
+    compare,
+    leaf_count,
+    nesting,
+    other_name,
+    stored_type,
+)
 from chronik.spark.lake.table import LakeError, LakeTable, TableState
 from chronik.spark.lake.warehouse import DEAD_LETTERS
 from chronik.spark.pipeline.columns import ColumnDecoder, column_for, given_decoder, given_fields
@@ -50,6 +58,12 @@ def checked(columns: pa.Schema, name: str, *, has_system: bool = False) -> pa.Sc
             raise LakeError(
                 f"topic {name} has a field {each.name!r}, which no column can be called: name the "
                 "other fields in chronik.schema, or set chronik.decode=string"
+            )
+        if nesting(each.type) > NESTED_MAX:
+            raise LakeError(
+                f"topic {name} has a field {each.name!r} that is nested deeper than {NESTED_MAX} "
+                "levels, which tables do not take: leave its depths out of chronik.schema, or set "
+                "chronik.decode=string"
             )
         taken.add(each.name.lower())
     if sum(leaf_count(each.type) for each in columns) > COLUMNS_MAX:

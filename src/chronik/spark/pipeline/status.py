@@ -12,7 +12,7 @@ from chronik.clock import Clock, SystemClock
 from chronik.model import TopicPartition
 from chronik.spark.connection import Connection
 from chronik.spark.errors import SourceError
-from chronik.spark.lake.table import LakeTable, PartitionKey, total
+from chronik.spark.lake.table import LakeError, LakeTable, PartitionKey, total
 from chronik.spark.lake.warehouse import DEAD_LETTERS
 from chronik.spark.log_facts import LogFacts, Topic
 from chronik.spark.log_reader import LogReader
@@ -52,10 +52,14 @@ def read_status(
     heartbeat = read_heartbeat(config.place) or {}
     errors = {**heartbeat.get("errors", {}), **found.errors}
     with LogFacts(connection) as facts:
-        statuses = [
-            _status(each, config, facts, connection, errors.get(each.name), clock or SystemClock())
-            for each in found.topics
-        ]
+        statuses = []
+        for each in found.topics:
+            error = errors.get(each.name)
+            try:
+                status = _status(each, config, facts, connection, error, clock or SystemClock())
+            except (LakeError, SourceError) as trouble:
+                status = TopicStatus(topic=each.name, table_format=each.table, error=str(trouble))
+            statuses.append(status)
     known = {each.topic for each in statuses}
     unknown = [
         TopicStatus(topic=name, table_format="-", error=why)

@@ -1,7 +1,12 @@
 """One topic on its way into a table: what it needs, the next round, and the round's landing.
 
 The table's schema is the memory of what the topic has looked like: a decoder is made of it anew
-for every round. A topic whose schema has to be inferred has no table until it has a record.
+for every round. A topic whose schema has to be inferred has no table until it has a record. If none
+of its first records shows a field, the table begins without: what does not decode is told by the
+dead letters, and fields that come later become columns.
+
+Somebody else may change the table between a round's plan and its landing: files that were written
+without a column that the table has by now are not committed if they had values for it.
 """
 
 import logging
@@ -61,6 +66,7 @@ class Round:
     """What is to be done for a topic now."""
 
     standing: Standing
+    schema: pa.Schema  # the table's, by which the tasks decode
     end_offsets: Mapping[PartitionKey, int]
     tasks: Sequence[RangeTask]
 
@@ -165,9 +171,10 @@ class TopicPipeline:
                         batch.column("value")
                         for batch in reader.read(place, columns=("value",), fail_on_data_loss=False)
                     ]
-        found = infer_or_none(pa.concat_arrays(values)) if values else None
-        own = own_columns(parse_partitioning(self.config.partition_by))
-        return None if found is None else usable(found, own)
+        if not any(map(len, values)):
+            return None
+        found = infer_or_none(pa.concat_arrays(values)) or pa.schema([])
+        return usable(found, own_columns(parse_partitioning(self.config.partition_by)))
 
     # Rounds
 
@@ -191,12 +198,14 @@ class TopicPipeline:
             self._ends = {key: spans.ends[key.partition] for key in keys}
             return None
         shares = shared(taken, weights, cores=cores, task_bytes=task_bytes)
+        state = self.committer.table.load()
         return Round(
             standing=standing,
+            schema=state.schema,
             end_offsets={
                 PartitionKey(topic.topic_id, each.partition): each.end_offset for each in taken
             },
-            tasks=self._tasks(shares, standing),
+            tasks=self._tasks(shares, standing, state),
         )
 
     @staticmethod
@@ -215,9 +224,10 @@ class TopicPipeline:
             )
         return OffsetRange(topic.name, topic.topic_id, partition, start, end)
 
-    def _tasks(self, shares: list[list[OffsetRange]], standing: Standing) -> list[RangeTask]:
+    def _tasks(
+        self, shares: list[list[OffsetRange]], standing: Standing, state: TableState
+    ) -> list[RangeTask]:
         table = self.committer.table
-        state = table.load()
         decoder, file_schema = self.decoder(state), table.file_schema(state)
         settled = {key.partition: offsets for key, offsets in standing.settled.items()}
         return [
@@ -247,7 +257,7 @@ class TopicPipeline:
         for result in results:
             if result.error is not None:
                 raise LakeError(result.error)
-        if self._evolved(results):
+        if self._evolved(planned.schema, results):
             return Landed(is_again=True)
         good = tuple(file for result in results for file in result.good)
         bad = tuple(file for result in results for file in result.bad)
@@ -263,8 +273,8 @@ class TopicPipeline:
             lost_count=sum(result.lost_count for result in results),
         )
 
-    def _evolved(self, results: Sequence[TaskResult]) -> bool:
-        """Give the table columns for what has none yet; returns whether there was any."""
+    def _evolved(self, planned: pa.Schema, results: Sequence[TaskResult]) -> bool:
+        """Give the table columns for what had none in the plan; returns whether there was any."""
         unexpected: dict[str, pa.DataType] = {}
         conflicts: dict[str, pa.DataType] = {}
         for result in results:
@@ -272,16 +282,24 @@ class TopicPipeline:
                 unexpected.setdefault(name, kind)
             for name, kind in result.conflicts.items():
                 conflicts.setdefault(name, kind)
-        return self.maybe_evolve(unexpected, conflicts)
+        return self.maybe_evolve(planned, unexpected, conflicts)
 
     def maybe_evolve(
-        self, unexpected: Mapping[str, pa.DataType], conflicts: Mapping[str, pa.DataType]
+        self,
+        planned: pa.Schema,
+        unexpected: Mapping[str, pa.DataType],
+        conflicts: Mapping[str, pa.DataType],
     ) -> bool:
-        """Give the table columns for fields that have none, and for types that none takes."""
+        """Give the table columns for fields that have none, and for types that none takes.
+
+        Returns whether the table has other columns than those that values were decoded by.
+        """
         if not unexpected and not conflicts:
             return False
         table = self.committer.table
         schema = table.load().schema
+        if schema != planned:
+            return True  # Somebody else was faster, perhaps with these very fields.
         # Of names that exclude each other the first becomes a column: tasks do not know each other.
         names = FieldNames(schema, own_columns(table.partitioning) - {*schema.names})
         kinds = ((name, names.addition(name, kind)) for name, kind in unexpected.items())
