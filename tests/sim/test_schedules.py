@@ -5,7 +5,7 @@ import uuid
 import pytest
 from sim.world.cluster import HOST, INTERNAL_PORT, SNAPSHOT_ENTRIES, Cluster
 
-from chronik.metadata.commands import CreateTopic
+from chronik.metadata.commands import CreateTopic, RegisterBroker, RemoveBroker
 from chronik.metadata.image import id_text
 from chronik.protocol.errors import ErrorCode, KafkaError
 from chronik.raft.messages import AppendEntries
@@ -253,3 +253,33 @@ def test_a_member_that_missed_a_replacement_follows_it_all_the_same():
 
         assert cluster.scheduler.run_until(has_all, 20.0)
         assert again.node.role is Role.LEADER
+
+
+def test_a_removal_takes_a_registration_along_that_was_decided_before_it(cluster):
+    leader, (victim, _) = cluster.leader, others(cluster)
+    node_id = victim.node_id
+    known = leader.metadata.image.brokers[node_id]
+    cluster.kill(node_id)
+    gone = leader.do(lambda: leader.metadata.submit(RemoveBroker(node_id=node_id)))
+    assert cluster.scheduler.run_until(gone.done, 10.0)
+    cluster.scheduler.run(5.0)
+    register = RegisterBroker(
+        node_id=node_id,
+        incarnation_id="late",
+        directory_id=known.directory_id,
+        host=known.host,
+        port=known.port,
+    )
+
+    def both():
+        leader.metadata.submit(register)
+        removal = leader.broker.members.change(Remove(node_id, accepts_loss=True, replaces=True))
+        return leader.loop.create_task(removal, name="remove")
+
+    removed = leader.do(both)
+    assert cluster.scheduler.run_until(removed.done, 10.0)
+    assert removed.exception() is None
+    assert node_id not in leader.metadata.image.brokers
+    cluster.wipe(node_id)
+    cluster.start(node_id)  # Its number is free for another directory.
+    assert cluster.scheduler.run_until(lambda: node_id in leader.node.membership.voters, 60.0)

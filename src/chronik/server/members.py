@@ -197,8 +197,12 @@ class Members:
                 lambda: decisions.remove(self._current, node_id, consensus.heard()), "node removed"
             )
             await self._say_farewell(node_id)
-        if is_broker:
+        try:
+            # Also of one that was not registered: it may have been on its way, and is decided now.
             await metadata.submit(command)
+        except KafkaError as error:
+            if is_broker or error.code is not ErrorCode.BROKER_ID_NOT_REGISTERED:
+                raise
 
     async def _say_farewell(self, node_id: int) -> None:
         index = str(self._metadata.consensus.node.members.changed_index).encode()
