@@ -217,8 +217,9 @@ def test_a_member_that_missed_who_was_let_in_follows_that_one_all_the_same(clust
     assert 4 in away.node.membership.members
 
 
-def test_a_member_that_missed_a_replacement_follows_it_all_the_same():
-    """It has heard that the old one is gone, and still shows its registration."""
+@pytest.mark.parametrize("has_heard_of_the_removal", [True, False])
+def test_a_member_that_missed_a_replacement_follows_it_all_the_same(has_heard_of_the_removal):
+    """It still shows the registration of the old one, or has it for a member."""
     with Cluster(0, 4).existing() as cluster:
         for node_id in cluster.machines:
             cluster.start(node_id)
@@ -228,16 +229,19 @@ def test_a_member_that_missed_a_replacement_follows_it_all_the_same():
         node_id = victim.node_id
         cluster.wipe(node_id)
         cluster.scheduler.run(5.0)
+        rest = [each for each in cluster.processes.values() if each is not away]
+        cut = links(away, [*rest, victim])
+        if not has_heard_of_the_removal:
+            cluster.network.break_links(cut)
         change = Remove(node_id, accepts_loss=True, replaces=True)
         removed = leader.do(
             lambda: leader.loop.create_task(leader.broker.members.change(change), name="remove")
         )
-        members = away.node.members
-        assert cluster.scheduler.run_until(lambda: node_id not in members.current.members, 10.0)
-        rest = [each for each in cluster.processes.values() if each is not away]
-        cut = links(away, [*rest, victim])
-        cluster.network.break_links(cut)
-        assert node_id in away.metadata.image.brokers
+        if has_heard_of_the_removal:
+            members = away.node.members
+            assert cluster.scheduler.run_until(lambda: node_id not in members.current.members, 10.0)
+            cluster.network.break_links(cut)
+            assert node_id in away.metadata.image.brokers
         assert cluster.scheduler.run_until(removed.done, 10.0)
         cluster.start(node_id)
         assert cluster.scheduler.run_until(lambda: node_id in leader.node.membership.voters, 60.0)
@@ -246,6 +250,7 @@ def test_a_member_that_missed_a_replacement_follows_it_all_the_same():
         leader.do(lambda: leader.metadata.consensus.transfer(node_id))
         again = cluster.processes[node_id]
         assert cluster.scheduler.run_until(lambda: again.node.role is Role.LEADER, 10.0)
+        assert (node_id in away.node.membership.members) is not has_heard_of_the_removal
         cluster.network.mend_links(cut)
 
         def has_all():

@@ -76,7 +76,11 @@ class Members:
 
     def at(self, index: int) -> Membership:
         """Who the members were when this entry was the last one."""
-        return next(members for start, members in reversed(self.history) if start <= index)
+        return self.since(index)[1]
+
+    def since(self, index: int) -> tuple[int, Membership]:
+        """The same, and where that configuration was appended."""
+        return next(each for each in reversed(self.history) if each[0] <= index)
 
     def note(self, entry: Entry) -> bool:
         """An entry was appended; whether it changes who the members are."""

@@ -39,6 +39,7 @@ FAREWELL_TIMEOUT_S: Final = 1.0
 CHANGE: Final = "change-members"
 REMOVED: Final = "removed"
 ADDRESSES: Final = "addresses"
+DIRECTORIES: Final = "directories"
 
 
 class Remove(msgspec.Struct, frozen=True, tag="remove"):
@@ -61,6 +62,7 @@ class Admit(Join, frozen=True, tag="admit"):
 
 Change = Remove | Transfer | Admit
 _CHANGE: Final[msgspec.json.Decoder[Change]] = msgspec.json.Decoder(Change)
+_DIRECTORIES: Final = msgspec.json.Decoder(tuple[int, dict[int, str]])
 
 
 class Members:
@@ -91,6 +93,8 @@ class Members:
                 return self._lead(_CHANGE.decode(body))
             case "addresses":
                 return msgspec.json.encode(self._network.connected)
+            case "directories":
+                return self._directories()
             case "removed":
                 return self._removed(body)
             case _:
@@ -101,6 +105,12 @@ class Members:
         # Without members this node was let into a cluster, and has not got its log yet.
         is_formed = self._metadata.last_index > 0 or not self._current.voters
         return msgspec.json.encode(Found(cluster_id, is_formed))
+
+    def _directories(self) -> bytes:
+        """The members' directories by the last configuration that is committed, and its index."""
+        node = self._metadata.consensus.node
+        index, members = node.members.since(node.commit_index)
+        return msgspec.json.encode((index, members.directories))
 
     def _removed(self, body: bytes) -> bytes:
         """The leader that removed this node says so."""
@@ -296,19 +306,23 @@ class Members:
         return decisions.promote(current, caught_up)
 
     async def ask_around(self) -> None:
-        """Find members that have moved by asking others, for ever.
+        """Find members that have moved, or were replaced, by asking others, for ever.
 
-        Two nodes that come back elsewhere at once would else never meet, if one of them leads.
+        Two nodes that come back elsewhere at once would else never meet, if one of them leads; nor
+        would a replacement that leads and a node that was away meanwhile.
         """
+        call = self._metadata.call
         while True:
             await asyncio.sleep(ASK_AROUND_S)
             for node_id in self._network.ask_around():
                 try:
-                    body = await self._metadata.call(node_id, ADDRESSES, b"", FAREWELL_TIMEOUT_S)
+                    body = await call(node_id, ADDRESSES, b"", FAREWELL_TIMEOUT_S)
+                    found = msgspec.json.decode(body, type=dict[int, tuple[str, int]])
+                    self._network.hear({each: Address(*at) for each, at in found.items()})
+                    body = await call(node_id, DIRECTORIES, b"", FAREWELL_TIMEOUT_S)
+                    self._network.hear_directories(*_DIRECTORIES.decode(body))
                 except (KafkaError, ConnectionError, TimeoutError):
                     continue  # It is gone too.
-                found = msgspec.json.decode(body, type=dict[int, tuple[str, int]])
-                self._network.hear({each: Address(*at) for each, at in found.items()})
 
     async def _try(self, wanted: Membership) -> None:
         try:

@@ -74,6 +74,8 @@ class Network:
         self._seeds: Mapping[int, Address] = {}  # where members are said to be
         self._announced: dict[int, Address] = {}  # where they said that they are
         self._rumoured: dict[int, Address] = {}  # where others see them
+        # Members' directories by a later committed configuration than our own, and its index.
+        self._told: tuple[int, Mapping[int, str]] = (0, {})
         self._parted: dict[int, float] = {}  # when the connection of a node closed
         self._closing: set[asyncio.Task[None]] = set()
         self._is_serving = False
@@ -120,12 +122,16 @@ class Network:
         if self.metadata is None:
             return None
         node_id = peer.node_id
-        members = self.metadata.consensus.node.membership
+        node = self.metadata.consensus.node
+        members = node.membership
         if node_id not in members.members:
             # Its word counts nothing here, whatever directory its number had before. But it may
             # be a replacement that leads by now, and this node has heard of the removal only.
             return None
         bound = members.directories.get(node_id)
+        told_index, told = self._told
+        if told_index > node.members.changed_index:
+            bound = told.get(node_id, bound)
         if bound is None:  # A founder whose directory the members do not name yet.
             broker = self.metadata.image.brokers.get(node_id)
             bound = self.directories.get(node_id) if broker is None else broker.directory_id
@@ -263,6 +269,15 @@ class Network:
         """Others are connected to these: try them there too."""
         self._rumoured.update(rumoured)
         self.meet()
+
+    def hear_directories(self, index: int, directories: Mapping[int, str]) -> None:
+        """Others have committed a configuration with these: whom it replaced may lead by now.
+
+        Who counts for what stays a matter of this node's own log. But a leader that it took for
+        somebody else could never tell it better.
+        """
+        if index > self._told[0]:
+            self._told = (index, directories)
 
     def members(self) -> dict[int, Address]:
         """Where all members are, as far as is known; this node included."""
