@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from lake_world import FORMATS, new_table, rows, written
 
 from chronik.spark.lake.delta import DeltaLakeTable
 from chronik.spark.lake.delta_stats import delta_stats
-from chronik.spark.lake.partitioning import parse_partitioning
+from chronik.spark.lake.partitioning import parse_partitioning, part_faults
 from chronik.spark.lake.schemas import SYSTEM_COLUMNS, TIMESTAMP
 from chronik.spark.lake.table import Change, LakeTable
 from chronik.spark.lake.warehouse import Warehouse
@@ -122,3 +123,32 @@ def test_a_long_text_has_bounds(tmp_path: Path) -> None:
     for text in texts:
         assert data.to_table(["item"], filter=pc.field("item") == text).num_rows == 1
     assert data.to_table(["item"], filter=pc.field("item") > "l").num_rows == 3
+
+
+def test_texts_without_bounds_in_parquet_have_some(tmp_path: Path) -> None:
+    """It has none of very long ones, and deltalake then takes the rows for null."""
+    longest = ["z" * 5_000, "a" * 64 + "\U0010ffff" * 3, "b"]
+    table = pa.table({"text": longest})
+    for number, text in enumerate(longest):
+        pq.write_table(table.slice(number, 1), tmp_path / f"{number}.parquet")
+        stats = json.loads(delta_stats(pq.read_metadata(tmp_path / f"{number}.parquet")))
+        assert stats["minValues"]["text"] <= text <= stats["maxValues"]["text"]
+
+
+def test_a_row_whose_year_names_no_part_is_told() -> None:
+    """A file of such a part makes a Delta table that nobody can read any more."""
+    days = np.array([-719_163, -719_162, 0, 2_932_896, 2_932_897], "datetime64[D]")
+    times = pa.array(days.astype("datetime64[us]")).cast(TIMESTAMP)
+    rows = pa.record_batch({"day": pa.array(days), "time": times, "n": pa.array(range(5))})
+    for fields in ("day", "day(time)", "hour(time),day"):
+        faults = part_faults(rows, parse_partitioning(fields))
+        assert faults is not None
+        assert [each is not None for each in faults.to_pylist()] == [
+            True,
+            False,
+            False,
+            False,
+            True,
+        ]
+        assert part_faults(rows.slice(1, 3), parse_partitioning(fields)) is None
+    assert part_faults(rows, parse_partitioning("n")) is None

@@ -177,6 +177,9 @@ def layout_for(schema: StructType, options: ReadOptions, whole: pa.Schema | None
     decoder: Decoder | None = None
     if options.decode is not None and (len(fields) or ERROR in arrow.names):
         _check_given(fields, options)
+        if whole is not None:  # Types of fields that are shown are those that the output has.
+            more = [each for each in whole if each.name not in fields.names]
+            whole = pa.schema([*fields, *more])
         decoder = make_decoder(options.decode, fields if whole is None else whole, options.schema)
     key_decoder = _key_decoder(arrow, options)
     _check_types(arrow, log_names, key_decoder)

@@ -12,6 +12,7 @@ Spark makes this object on the driver, in a Python process of its own, and pickl
 it holds nothing but the options. The columns are in `layout`, the options in `options`.
 """
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -25,6 +26,8 @@ from chronik.spark.stream_reader import RefusedReader, StreamReader
 from chronik.spark.value_schema import key_decoder_of, value_fields
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from chronik.spark.sink import BatchWriter, StreamWriter
 
 
@@ -65,4 +68,9 @@ class ChronikSource(DataSource):
 
 
 def _layout(schema: StructType, options: ReadOptions) -> Layout:
-    return layout_for(schema, options, value_fields(options) if decodes_all(options) else None)
+    whole: pa.Schema | None = None
+    if decodes_all(options):
+        # Where there is nothing to infer from yet, what was chosen is all that is known.
+        with suppress(OptionsError):
+            whole = value_fields(options)
+    return layout_for(schema, options, whole)

@@ -128,6 +128,20 @@ def test_errors_do_not_depend_on_the_columns_that_are_chosen(columns: str) -> No
         assert chosen.column(name).to_pylist() == whole.column(name).to_pylist()
 
 
+def test_columns_that_were_shown_keep_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is inferred a second time, for the fields that are not shown, may differ by then."""
+    read = options(decode="json", columns="price,_error")
+    later = [pa.schema([("price", pa.string()), ("more", pa.int64())])]
+    monkeypatch.setattr("chronik.spark.source.value_fields", lambda options: later[0])
+    fields = pa.schema([("price", pa.int64()), ("more", pa.int64())])
+    schema = output_schema(read, fields, key_type(None))
+    layout = _layout(schema, read)
+    values: list[bytes | None] = [b'{"price": 1}', b'{"price": "n/a"}', b'{"more": "x"}']
+    found = layout.arrange(records(values))
+    assert found.column("price").to_pylist() == [1, None, None]
+    assert [each is None for each in found.column("_error").to_pylist()] == [True, False, False]
+
+
 @pytest.mark.parametrize("columns", ["_offset,_error", "_error"])
 def test_errors_of_texts_alone(columns: str) -> None:
     layout = layout_of(options(decode="string", columns=columns))

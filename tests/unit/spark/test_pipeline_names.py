@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from chronik.spark.decode.json_depth import dangerous
+from chronik.spark.decode.json_depth import TOO_DEEP, dangerous, depth
 from chronik.spark.decode.json_inference import infer
 from chronik.spark.lake.partitioning import parse_partitioning
 from chronik.spark.pipeline.columns import ColumnDecoder
@@ -138,6 +138,21 @@ def test_what_is_nested_too_deeply_is_a_dead_letter(deep: bytes, policy: str) ->
 def test_what_is_not_nested_too_deeply_is_a_row(fine: bytes) -> None:
     errors, _ = decoded(fine)
     assert errors == [None]
+
+
+def test_a_row_that_is_tried_again_loses_nothing_deep() -> None:
+    """Its `id` goes to a column of another type; what is deep in it has none."""
+    columns = pa.schema([("id", pa.int64()), ("id_v2", pa.string())])
+    config = TopicConfig(name="t", table="delta", decode="json", on_incompatible="column")
+    decoder = column_decoder(config, columns, "delta")
+    deep = b'{"id": "text", "d": ' + nested(35) + b"}"
+    values = pa.array([b'{"id": 1}', deep, b'{"id": "text"}'], pa.binary())
+    assert decoder.decode(values).errors.to_pylist() == [None, TOO_DEEP, None]
+
+
+def test_a_text_without_an_end_is_soon_looked_through() -> None:
+    """One look for each of its quotes would take minutes."""
+    assert depth(b'{"a": [{"b": "' + b'\\"[' * 200_000) == 3
 
 
 def test_dangerous_values_are_found_wherever_they_are() -> None:

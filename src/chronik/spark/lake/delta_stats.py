@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 COLUMNS_MAX: Final = 32  # as other writers of Delta do: the first ones are what queries filter on
 TEXT_LENGTH_MAX: Final = 64
-_LAST_CHARACTER: Final = "\U0010ffff"  # behind a text that was cut: no longer one comes after that
+_LAST_CHARACTER: Final = "\U0010ffff"  # behind a text that was cut: what it was comes before that
+_LAST_TEXT: Final = _LAST_CHARACTER * TEXT_LENGTH_MAX
 _FIRST: Final = np.datetime64("0001-01-01", "us")
 _LAST: Final = np.datetime64("9999-12-31T23:59:59.999999", "us")
 
@@ -60,8 +61,11 @@ def _flat_columns(footer: pq.FileMetaData) -> list[pa.Field | None]:
 
 
 def _bounds(chunks: list[Any], kind: pa.DataType) -> tuple[Any, Any] | None:
-    if not chunks or not all(chunk.has_min_max for chunk in chunks):
+    if not chunks:
         return None
+    if not all(chunk.has_min_max for chunk in chunks):
+        # Parquet has no bounds of texts that are very long. Those are bounds of any.
+        return ("", _LAST_TEXT) if pa.types.is_string(kind) else None
     try:
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
             # As the file has it: Python's calendar has fewer years.
@@ -81,9 +85,12 @@ def _unit(kind: pa.DataType) -> Any:
 
 
 def _time_as_json(value: np.datetime64, *, is_upper: bool) -> str:
-    if not _FIRST <= value <= _LAST:
+    is_date = np.datetime_data(value)[0] == "D"
+    # In its own unit: the others overflow for what is far enough away.
+    first, last = (each.astype("datetime64[D]") if is_date else each for each in (_FIRST, _LAST))
+    if not first <= value <= last:
         raise ValueError("readers in Python have no such year")
-    if np.datetime_data(value)[0] == "D":
+    if is_date:
         return str(value)
     # Milliseconds is what all readers know: round the greatest up, unless that is another year.
     milliseconds = value.astype("datetime64[ms]")
@@ -100,5 +107,8 @@ def _as_json(value: Any, *, is_upper: bool) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("not a number")
     if isinstance(value, str) and len(value) > TEXT_LENGTH_MAX:
-        return value[:TEXT_LENGTH_MAX] + (_LAST_CHARACTER if is_upper else "")
+        if not is_upper:
+            return value[:TEXT_LENGTH_MAX]
+        is_last = value[TEXT_LENGTH_MAX] == _LAST_CHARACTER
+        return _LAST_TEXT if is_last else value[:TEXT_LENGTH_MAX] + _LAST_CHARACTER
     return value

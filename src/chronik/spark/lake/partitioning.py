@@ -10,14 +10,16 @@ a column of its own (`_timestamp_day`), and cannot tell an empty string from nul
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from chronik.spark.lake.table import LakeError, PartitionField
 
 TRANSFORMS: Final = {"hour": "%Y-%m-%d-%H", "day": "%Y-%m-%d", "month": "%Y-%m", "year": "%Y"}
+_YEARS: Final = ("0001-01-01T00:00:00", "9999-12-31T23:59:59")
 _FIELD: Final = re.compile(r"(?:(hour|day|month|year)\(\s*(\w+)\s*\)|(\w+))")
 
 
@@ -86,6 +88,30 @@ def parts_of(
             rest, index = divmod(rest, len(code.dictionary))
             part.append(code.dictionary[index].as_py())
         yield tuple(reversed(part)), rows
+
+
+def part_faults(rows: pa.RecordBatch, fields: tuple[PartitionField, ...]) -> pa.Array | None:
+    """For each row why it belongs to no part; None if all do.
+
+    A part of a time is named by a date, and readers have no others than Python's: one file with
+    another makes a table that nobody can read any more.
+    """
+    faults: pa.Array | None = None
+    for field in fields:
+        times = rows.column(field.column)
+        if not (pa.types.is_timestamp(times.type) or pa.types.is_date32(times.type)):
+            continue
+        unit: Any = times.type.unit if pa.types.is_timestamp(times.type) else "D"
+        if unit == "ns":
+            continue  # It has only years that everybody has.
+        first, last = (np.datetime64(each, unit).astype(np.int64) for each in _YEARS)
+        numbers = times.cast(pa.int32() if unit == "D" else pa.int64())
+        is_out = pc.or_(pc.less(numbers, first.item()), pc.greater(numbers, last.item()))
+        if pc.any(is_out).as_py():
+            why = f"{field.column} has no year from 1 to 9999, and the table is partitioned by it"
+            found = pc.if_else(is_out, pa.scalar(why), pa.scalar(None, pa.string()))
+            faults = found if faults is None else pc.coalesce(faults, found)
+    return faults
 
 
 def _texts(column: pa.Array, transform: str) -> pa.Array:

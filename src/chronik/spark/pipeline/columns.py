@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from chronik.spark.decode import Decoded, Decoder, decoder_for
-from chronik.spark.decode.json_depth import TOO_DEEP, dangerous
+from chronik.spark.decode.json_depth import TOO_DEEP, dangerous, is_too_deep
 from chronik.spark.decode.json_inference import infer
 from chronik.spark.decode.json_values import JsonDecoder
 from chronik.spark.decode.schema_text import parse_schema
@@ -246,7 +246,11 @@ class ColumnDecoder:
         columns, is_whole = self._by_field(values.take(places))
         kept = places.filter(is_whole)
         if isinstance(self._decoder, NoticingJsonDecoder) and len(kept):
-            self._decoder.notice(infer_or_none(values.take(kept)))
+            whole = values.take(kept)
+            self._decoder.notice(infer_or_none(whole))
+            # Nothing is inferred of these, so that nobody has seen what of them has no column.
+            if any(is_too_deep(text) for text in whole.to_pylist()):
+                self._decoder.names.has_refused = True
         batch = _replaced(decoded.columns, columns.filter(is_whole), kept)
         is_kept = pa.array(_mask(len(values), kept))
         return Decoded(batch, pc.if_else(is_kept, pa.scalar(None, pa.string()), decoded.errors))

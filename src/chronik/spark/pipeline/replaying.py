@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from chronik.clock import Clock, SystemClock
 from chronik.spark.connection import Connection
 from chronik.spark.errors import OptionsError
+from chronik.spark.lake.partitioning import part_faults
 from chronik.spark.lake.replay import Replayed, replay
 from chronik.spark.lake.schemas import SYSTEM_COLUMNS
 from chronik.spark.lake.table import LakeError
@@ -69,6 +70,7 @@ def _replayed(topic: TopicPipeline, clock: Clock) -> Replayed:
         system = [letters.column(each) for each in SYSTEM_COLUMNS.names]
         names = [*SYSTEM_COLUMNS.names, *columns.schema.names]
         rows = pa.record_batch([*system, *columns.columns], names=names)
-        return rows, pc.is_null(errors)
+        faults = part_faults(rows, committer.table.partitioning)
+        return rows, pc.is_null(errors if faults is None else pc.coalesce(errors, faults))
 
     return replay(committer.table, committer.dead_letters, decode, now_ms=clock.wall_ms())

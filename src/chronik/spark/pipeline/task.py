@@ -20,6 +20,7 @@ from chronik.spark.errors import DataLossError
 from chronik.spark.lake.compaction import merge_files as merge
 from chronik.spark.lake.failures import complaint
 from chronik.spark.lake.parquet import FileWriter
+from chronik.spark.lake.partitioning import part_faults
 from chronik.spark.lake.reading import FilesOf
 from chronik.spark.lake.schemas import DEAD_LETTER_COLUMNS
 from chronik.spark.lake.storage import Storage
@@ -152,6 +153,9 @@ def _write(
     rows = pa.record_batch(
         [*system.values(), *columns.columns], names=[*system, *columns.schema.names]
     )
+    faults = part_faults(rows, task.partitioning)
+    if faults is not None:
+        errors = pc.coalesce(errors, faults)
     if errors.null_count == len(errors):
         good.write(rows)
         return
