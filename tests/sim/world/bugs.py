@@ -128,6 +128,8 @@ BUGS = {
     "a lease longer than the election timeout": Bug(has_a_long_lease, "stale read"),
     "a restarted voter votes at once": Bug(votes_at_once, "stale read", QUICK_RESTARTS),
     "a wiped voter is let in": Bug(
-        lets_a_wiped_voter_in, "lacks a committed entry|two leaders|two entries", WIPED
+        lets_a_wiped_voter_in,
+        "lacks a committed entry|two leaders|two entries|images differ",
+        WIPED,
     ),
 }
