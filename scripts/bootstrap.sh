@@ -24,7 +24,8 @@ if [ -z "$uv" ]; then
         # Debian splits venv from Python.
         rm -rf .setup/boot
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-            apt-get update -qq >/dev/null && apt-get install -y -qq python3-venv >/dev/null
+            apt_get="apt-get -qq -o DPkg::Lock::Timeout=300"
+            $apt_get update >/dev/null && $apt_get install -y python3-venv >/dev/null
         fi
         "$python" -m venv .setup/boot
     fi

@@ -30,6 +30,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 CACHE = PROJECT / ".cache" / "clients"
 # A cold resolve of the Kafka tools downloads some 60 MB; more than this is a dead network.
 STEP_SECONDS_MAX = 600
+APT_LOCK_S = 300
 JDK_MIN = 17  # What Kafka 4's tools and clients are compiled for.
 
 SLF4J_NOP = "org.slf4j:slf4j-nop:1.7.36"
@@ -291,12 +292,14 @@ def _install(recipe: ProgramRecipe) -> Path:
         raise Unavailable(
             f"{recipe.names[0]} is not installed; run `apt-get install {recipe.package}`"
         )
-    install = ["apt-get", "install", "-y", "--no-install-recommends", recipe.package]
+    # Another apt, of the system's own upgrades say, holds the lock for a while.
+    apt_get = ["apt-get", "-o", f"DPkg::Lock::Timeout={APT_LOCK_S}"]
+    install = [*apt_get, "install", "-y", "--no-install-recommends", recipe.package]
     try:
         _run(install, DEBIAN_FRONTEND="noninteractive")
     except Unavailable:
         # A fresh image has no package lists yet.
-        _run(["apt-get", "update"])
+        _run([*apt_get, "update"])
         _run(install, DEBIAN_FRONTEND="noninteractive")
     found = _which(recipe)
     if found is None:
