@@ -1,7 +1,9 @@
 """Starts and measures the two servers. Both listen on loopback, both with their defaults."""
 
 import base64
+import contextlib
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
@@ -20,6 +22,7 @@ API_VERSIONS_V0 = b"\x00\x00\x00\x0a\x00\x12\x00\x00\x00\x00\x00\x01\xff\xff"
 # Kafka's own start script gives these.
 KAFKA_JVM = ["-Xms1g", "-Xmx1g", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
 KAFKA_JVM += ["-XX:InitiatingHeapOccupancyPercent=35"]
+_next_port = itertools.count(os.getpid() * 37)
 
 
 def clients() -> ModuleType:
@@ -39,8 +42,11 @@ def kafka_class_path() -> str:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Below the ports that the kernel gives to clients: one could take it before its server."""
+    while True:
+        port = 20_000 + next(_next_port) % 12_000
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @dataclass
