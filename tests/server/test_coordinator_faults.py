@@ -1,4 +1,4 @@
-"""What a review of groups and transactions found: each a promise that was broken once."""
+"""Groups and transactions when a log is damaged, a disk is full or a coordinator moves away."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Tests of a review: each shows one real bug."""
+"""Requests at the edges of their promises: limits, races, empty partitions, odd names."""
 
 import asyncio
 import time
