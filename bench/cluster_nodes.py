@@ -162,7 +162,7 @@ class KafkaNodes(Nodes):
         subprocess.run(
             [
                 *("java", "-Xmx256m", "-cp", kafka_class_path(), "kafka.tools.StorageTool"),
-                *("format", "-t", cluster, "-c", str(self._properties(node_id))),
+                *("format", f"--cluster-id={cluster}", "-c", str(self._properties(node_id))),
             ],
             check=True,
             stdout=subprocess.DEVNULL,

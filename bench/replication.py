@@ -5,6 +5,7 @@
     --deaths N        leaders killed for the longest gap between acks (3)
     --missed MB       what a node misses before it catches up (1,000)
     --partitions      also 9,000 partitions with a record each: acked, idle, back after a kill
+    --only PART ...   only these: cold warm alone
 
 First each cluster by itself, fresh for each figure, so that both kinds are cold: that is how the
 goals were set. Then all at the same time, warmed up and measured in turn. Run it alone.
@@ -40,6 +41,7 @@ REPLICAS = 3
 PARTITIONS = 3
 IDLE_S = 10.0
 LIMIT_S = 120.0
+PARTS = ("cold", "warm", "alone")
 
 
 def main() -> None:
@@ -53,15 +55,20 @@ def main() -> None:
     parser.add_argument("--deaths", type=int, default=3)
     parser.add_argument("--missed", type=int, default=1_000)
     parser.add_argument("--partitions", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     arguments = parser.parse_args()
+    rows: Rows = {}
+    alone = GoalRows()
     with tempfile.TemporaryDirectory(prefix="chronik-bench-") as name:
-        rows = _cold(Path(name), arguments)
-        show(rows, GOALS)
-        rows |= _beside_kafka(Path(name), arguments)
-        show(rows, GOALS)
-        alone = GoalRows()
-        _alone(Path(name), arguments, alone)
-        alone.show()
+        if "cold" in arguments.only:
+            rows |= _cold(Path(name), arguments)
+            show(rows, GOALS)
+        if "warm" in arguments.only:
+            rows |= _beside_kafka(Path(name), arguments)
+            show(rows, GOALS)
+        if "alone" in arguments.only:
+            _alone(Path(name), arguments, alone)
+            alone.show()
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")

@@ -128,7 +128,10 @@ def start_kafka(home: Path) -> Server:
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     java = ["java", "-cp", kafka_class_path()]
     subprocess.run(
-        [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)],
+        [
+            *(*java, "kafka.tools.StorageTool", "format"),
+            *(f"--cluster-id={cluster}", "-c", str(properties)),
+        ],
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

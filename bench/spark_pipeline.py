@@ -66,11 +66,11 @@ def _run(home: Path, arguments: argparse.Namespace) -> dict[str, float]:
     spark = open_session(f"local[{CORES}]")
     try:
         fill(server, "warm", arguments.codec, WARM_RECORDS)
-        once(spark, server, home / "warm", "warm")
+        once(spark, server, home / "warm", "warm", WARM_RECORDS)
         fill(server, "load", arguments.codec, arguments.records)
         cpu_before = cpu_s(server)
         taken = [
-            once(spark, server, home / f"lake-{number}", "load")
+            once(spark, server, home / f"lake-{number}", "load", arguments.records)
             for number in range(arguments.rounds)
         ]
         size = arguments.records * RECORD_BYTES / MEBIBYTE
@@ -103,19 +103,19 @@ def cpu_s(server: Server) -> float:
     return sum(spent[pid] for pid in ours if pid in spent) - server.cpu_s()
 
 
-def once(spark: Any, server: Server, lake: Path, topic: str) -> float:
-    """Seconds to bring a topic at rest into a new table."""
+def once(spark: Any, server: Server, lake: Path, topic: str, count: int) -> float:
+    """Seconds to bring a topic at rest, of so many records, into a new table."""
     rows = 0
 
-    def count(report: RoundReport) -> None:
+    def note(report: RoundReport) -> None:
         nonlocal rows
         rows += sum(each.row_count for each in report.landed.values())
 
-    pipeline = _pipeline(spark, server, lake, topic, count)
+    pipeline = _pipeline(spark, server, lake, topic, note)
     started = time.perf_counter()
     pipeline.run(once=True)
     taken = time.perf_counter() - started
-    assert rows, "nothing was read"
+    assert rows == count, f"{rows} of {count} rows have come"
     return taken
 
 

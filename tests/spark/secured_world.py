@@ -92,7 +92,7 @@ class SecuredKafka:
         properties = self._home / "server.properties"
         properties.write_text("".join(f"{name}={text}\n" for name, text in self._settings()))
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        formatting = ["format", "-t", cluster_id, "-c", str(properties)]
+        formatting = ["format", f"--cluster-id={cluster_id}", "-c", str(properties)]
         for mechanism in MECHANISMS[1:]:
             formatting += ["--add-scram", f"{mechanism}=[name={USER},password={PASSWORD}]"]
         done = subprocess.run(
