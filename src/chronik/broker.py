@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import random
+import socket
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -155,6 +156,8 @@ class Broker:
         self.node = self._node(identity, data_dir)
         server = await self._bind()
         self._stack.push_async_callback(self.listener.close)
+        if self.settings.http_port >= 0:
+            self._bind_http()
         await self._start_network(identity)
         await self._registered(identity, server)
         mark_running(disk, data_dir)
@@ -418,8 +421,18 @@ class Broker:
         try:
             return await self.listener.bind(host, port)
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise StartFailed(f"cannot listen on {host}:{port} (--port): {reason}") from None
+            raise _cannot_listen(host, port, "--port", error) from None
+
+    def _bind_http(self) -> None:
+        """Take the port before the cluster hears of this node; it refuses until `_start_http`."""
+        host, port = self.settings.host, self.settings.http_port
+        self._http = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._stack.callback(self._http.close)
+        self._http.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._http.bind((host, port))
+        except OSError as error:
+            raise _cannot_listen(host, port, "--http-port", error) from None
 
     async def _registered(self, identity: Identity, bound: tuple[str, int]) -> None:
         """Register. If nobody decides that, answer with what this node knew before meanwhile."""
@@ -500,17 +513,14 @@ class Broker:
     async def _start_http(self) -> None:
         # Imported off the loop, after clients can connect: it costs a quarter of a second.
         module = await self._disk.run(lambda: importlib.import_module("chronik.dashboard.server"))
-        host, port = self.settings.host, self.settings.http_port
         server = module.DashboardServer(self._status())
+        host, port = self._http.getsockname()[:2]
         try:
-            http = await server.open(host, port)
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise StartFailed(
-                f"cannot listen on {host}:{port} (--http-port): {reason}; -1 turns it off"
-            ) from None
+            server.open(self._http)
+        except OSError as error:  # Another one was as late.
+            raise _cannot_listen(host, port, "--http-port", error) from None
         self._stack.push_async_callback(server.close)
-        self.addresses = self.addresses._replace(http=http)
+        self.addresses = self.addresses._replace(http=(str(host), int(port)))
 
     def _status(self) -> Status:
         return Status(
@@ -568,6 +578,12 @@ class Broker:
             self.metadata.on_failed(error)
         else:
             self.replicas.on_failed(log, error)
+
+
+def _cannot_listen(host: str, port: int, option: str, error: OSError) -> StartFailed:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    off = "; -1 turns it off" if option == "--http-port" else ""
+    return StartFailed(f"cannot listen on {host}:{port} ({option}): {reason}{off}")
 
 
 async def run(settings: Settings, ready: Callable[["Broker"], None], stop: asyncio.Event) -> None:
