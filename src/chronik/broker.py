@@ -11,7 +11,6 @@ import importlib
 import logging
 import os
 import random
-import socket
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -156,8 +155,6 @@ class Broker:
         self.node = self._node(identity, data_dir)
         server = await self._bind()
         self._stack.push_async_callback(self.listener.close)
-        if self.settings.http_port >= 0:
-            self._bind_http()
         await self._start_network(identity)
         await self._registered(identity, server)
         mark_running(disk, data_dir)
@@ -189,8 +186,6 @@ class Broker:
         )
         await self._open_internal()
         if not identity.cluster_id:
-            if settings.join is not None and (reason := why_not_serving(settings)) is not None:
-                raise StartFailed(reason)
             await self.network.serve()
             identity = await Formation(settings, self.network).identity()
             begin_votes(disk, f"{data_dir}/{METADATA_DIRECTORY}")
@@ -421,18 +416,8 @@ class Broker:
         try:
             return await self.listener.bind(host, port)
         except OSError as error:
-            raise _cannot_listen(host, port, "--port", error) from None
-
-    def _bind_http(self) -> None:
-        """Take the port before the cluster hears of this node; it refuses until `_start_http`."""
-        host, port = self.settings.host, self.settings.http_port
-        self._http = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        self._stack.callback(self._http.close)
-        self._http.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            self._http.bind((host, port))
-        except OSError as error:
-            raise _cannot_listen(host, port, "--http-port", error) from None
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise StartFailed(f"cannot listen on {host}:{port} (--port): {reason}") from None
 
     async def _registered(self, identity: Identity, bound: tuple[str, int]) -> None:
         """Register. If nobody decides that, answer with what this node knew before meanwhile."""
@@ -513,14 +498,17 @@ class Broker:
     async def _start_http(self) -> None:
         # Imported off the loop, after clients can connect: it costs a quarter of a second.
         module = await self._disk.run(lambda: importlib.import_module("chronik.dashboard.server"))
+        host, port = self.settings.host, self.settings.http_port
         server = module.DashboardServer(self._status())
-        host, port = self._http.getsockname()[:2]
         try:
-            server.open(self._http)
-        except OSError as error:  # Another one was as late.
-            raise _cannot_listen(host, port, "--http-port", error) from None
+            http = await server.open(host, port)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise StartFailed(
+                f"cannot listen on {host}:{port} (--http-port): {reason}; -1 turns it off"
+            ) from None
         self._stack.push_async_callback(server.close)
-        self.addresses = self.addresses._replace(http=(str(host), int(port)))
+        self.addresses = self.addresses._replace(http=http)
 
     def _status(self) -> Status:
         return Status(
@@ -580,18 +568,14 @@ class Broker:
             self.replicas.on_failed(log, error)
 
 
-def _cannot_listen(host: str, port: int, option: str, error: OSError) -> StartFailed:
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    off = "; -1 turns it off" if option == "--http-port" else ""
-    return StartFailed(f"cannot listen on {host}:{port} ({option}): {reason}{off}")
-
-
 async def run(settings: Settings, ready: Callable[["Broker"], None], stop: asyncio.Event) -> None:
     """Run a node until `stop` is set; `ready` is called once it serves.
 
     A node may wait for its cluster for as long as that takes, and can be stopped meanwhile. If it
     cannot go on, while it starts or later, StartFailed says why.
     """
+    if (reason := why_not_serving(settings)) is not None:
+        raise StartFailed(reason)  # Before a cluster hears of this node.
     broker = Broker(settings)
     starting = asyncio.create_task(broker.__aenter__(), name="start")
     ends = [asyncio.create_task(each.wait()) for each in (stop, broker.broken)]

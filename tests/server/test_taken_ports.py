@@ -1,4 +1,4 @@
-"""A node that cannot have its ports ends before the cluster hears of it."""
+"""A node that cannot have its ports ends before a cluster hears of it."""
 
 import asyncio
 import socket
@@ -6,18 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from chronik.broker import Broker, StartFailed
+from chronik import broker
 from chronik.config.settings import Settings
 
 
 @pytest.mark.parametrize("option", ["port", "http_port"])
 def test_a_node_without_its_port_is_never_registered(tmp_path: Path, option: str) -> None:
-    async def start(port: int) -> None:
+    async def run(port: int) -> None:
         ports = {"port": 0, "http_port": 0} | {option: port}
-        broker = Broker(Settings(data_dir=str(tmp_path), **ports))
-        with pytest.raises(StartFailed, match=rf"cannot listen on .*:{port} \(--"):
-            await broker.__aenter__()
-        assert not broker.metadata.image.brokers
+        settings = Settings(data_dir=str(tmp_path / "data"), **ports)
+        with pytest.raises(broker.StartFailed, match=rf"cannot listen on .*:{port} \(--"):
+            await broker.run(settings, lambda _: pytest.fail("it is ready"), asyncio.Event())
+        assert not (tmp_path / "data").exists()
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        asyncio.run(asyncio.wait_for(start(taken.getsockname()[1]), 20))
+        asyncio.run(asyncio.wait_for(run(taken.getsockname()[1]), 20))
+
+
+def test_an_address_of_ipv6_is_tried_as_one(tmp_path: Path) -> None:
+    async def run(port: int) -> None:
+        settings = Settings(data_dir=str(tmp_path), host="::1", port=port, http_port=-1)
+        await broker.run(settings, lambda _: stop.set(), stop)
+
+    stop = asyncio.Event()
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as free:
+        port = free.getsockname()[1]
+    asyncio.run(asyncio.wait_for(run(port), 20))

@@ -53,10 +53,13 @@ class DashboardServer:
         )
         self._server = _Server(config)
 
-    def open(self, bound: socket.socket) -> None:
-        """Listen at an address that was taken before."""
-        bound.listen()
-        self._task = asyncio.create_task(self._server.serve([bound]), name="dashboard")
+    async def open(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; returns the address, with the port that the system chose for 0."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
+        self._task = asyncio.create_task(self._server.serve([listening]), name="dashboard")
+        address = listening.getsockname()
+        return str(address[0]), int(address[1])
 
     async def close(self) -> None:
         self._server.should_exit = True

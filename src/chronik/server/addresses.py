@@ -26,12 +26,24 @@ def _host_name() -> str:
 
 def why_not_serving(settings: Settings) -> str | None:
     """Why a node with these settings could not listen, asked before others count on it."""
-    for option, port in (("--port", settings.port), ("--http-port", settings.http_port)):
+    for option, port, hint in (
+        ("--port", settings.port, ""),
+        ("--http-port", settings.http_port, "; -1 turns it off"),
+    ):
         if port <= 0:
             continue
         try:
-            socket.create_server((settings.host, port)).close()
+            _bind(settings.host, port)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
-            return f"cannot listen on {address_text(settings.host, port)} ({option}): {reason}"
+            return (
+                f"cannot listen on {address_text(settings.host, port)} ({option}): {reason}{hint}"
+            )
     return None
+
+
+def _bind(host: str, port: int) -> None:
+    # Without listening: no client meets a port that closes again.
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
