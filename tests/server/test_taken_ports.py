@@ -29,6 +29,9 @@ def test_an_address_of_ipv6_is_tried_as_one(tmp_path: Path) -> None:
         await broker.run(settings, lambda _: stop.set(), stop)
 
     stop = asyncio.Event()
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as free:
-        port = free.getsockname()[1]
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as free:
+            port = free.getsockname()[1]
+    except OSError:
+        pytest.skip("this machine has no IPv6")
     asyncio.run(asyncio.wait_for(run(port), 20))
