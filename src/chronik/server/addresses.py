@@ -1,6 +1,5 @@
 """Where a node is reached if nobody says it, and whether it could listen where it should."""
 
-import os
 import socket
 
 from chronik.config.settings import Settings, address_text
@@ -35,15 +34,17 @@ def why_not_serving(settings: Settings) -> str | None:
         try:
             _bind(settings.host, port)
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            return (
-                f"cannot listen on {address_text(settings.host, port)} ({option}): {reason}{hint}"
-            )
+            where = address_text(settings.host, port)
+            return f"cannot listen on {where} ({option}): {error.strerror or error}{hint}"
     return None
 
 
 def _bind(host: str, port: int) -> None:
-    # Without listening: no client meets a port that closes again.
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+    """Bind as a listener would, without listening: no client meets a port that closes again."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        probe.bind(address)
